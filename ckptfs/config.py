@@ -1,0 +1,52 @@
+"""The one frozen configuration object, built from defaults, the TOML file and flags."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+DEFAULT_STREAM_GLOBS = ("events.out.tfevents.*", "*.log", "*.out", "*.err", "*.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything a mount needs to know. Sizes in bytes, times in seconds.
+
+    Field names are the keys of the TOML file (sizes and times may be written with units there).
+    """
+
+    mountpoint: str
+    tier: str
+    """URL, `file:///absolute/path`."""
+    cache_size: int
+    """Budget for staged and cached bytes in RAM (or in `cache_dir`)."""
+    cache_dir: str = ""
+    """Directory on local disk for staging; empty: a private tmpfs."""
+    spill_dir: str = ""
+    """Directory for extents beyond the budget."""
+    spill_size: int = 0
+    """Bound of the spill; 0 switches it off."""
+    fsync: str = "cache"
+    """`cache` or `tier`: what fsync waits for."""
+    fsync_rules: tuple[tuple[str, str], ...] = ()
+    """(glob, policy) pairs, first match wins, matched against the file name and the path."""
+    allow_other: bool = True
+    allow_tier_down: bool = False
+    foreground: bool = False
+    workers: int = 2
+    worker_threads: int = 4
+    niceness: int = 5
+    chunk_size: int = 16 << 20
+    settle_time: float = 2.0
+    """A file unlinked or replaced within this time of its close, unsent, is never sent (R4b)."""
+    stream_globs: tuple[str, ...] = DEFAULT_STREAM_GLOBS
+    stream_interval: float = 30.0
+    attr_timeout: float = 1.0
+    drain_timeout: float = 90.0
+    """How long SIGTERM may take to drain."""
+    memory_floor: float = 0.10
+    """Share of the machine's memory to leave available (B6)."""
+    log_level: str = "info"
+    log_file: str = ""
+    """Empty: a file in the data directory."""
+    options: dict[str, str] = field(default_factory=dict)
+    """Further tier-specific options (`[tier_options]` in the TOML file)."""

@@ -1,0 +1,1 @@
+"""Tiers: where checkpoints live for good. Run in worker processes only."""
