@@ -1,0 +1,530 @@
+"""The op log: in which order names become visible on the tier, and what may be removed when.
+
+R2: PUT, LINK, MKDIR and MOVE are applied one after the other in log order. R3: removals (dead
+nodes, "graves") are late. R4: the only two rewrites are `retarget` (rename before publish) and
+`drop` (temporary file). A grave that a moved or dropped PUT passes moves with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from ckptfs.core.model import ROOT, Entry, EntryKind, Inode, Node, Unsealed
+from ckptfs.core.state import State
+from ckptfs.tiers.base import (
+    Applied,
+    Failed,
+    Kind,
+    Link,
+    Mkdir,
+    Move,
+    Op,
+    Put,
+    Remove,
+    SetAttrs,
+    Trouble,
+)
+
+
+class Order:
+    """Log and graves of one mount. `settle_s` in seconds."""
+
+    def __init__(self, state: State, *, settle_s: float) -> None:
+        self.state = state
+        self.settle_s = settle_s
+        self.epoch = 0
+        """Counts changes of the tier made or begun by us (see `Node.stamp`)."""
+        self.touched: dict[tuple[int, bytes], int] = {}
+        """Epoch of our last change under (directory node, name)."""
+        self.last_applied: Entry | None = None
+
+    # -- building the log --------------------------------------------------------------------
+
+    def append(self, kind: EntryKind, inode: Inode, node: Node, dir: Inode, name: bytes) -> Entry:
+        """Log a step at the end. A directory that the tier lost, or never got, is made again first."""
+        s = self.state
+        if dir.node is None or (not dir.node.present and dir.node.pending == 0):
+            self.append_mkdir(dir)
+        e = Entry(s.next_id(), kind, inode, node, dir, name)
+        e.pos = s.next_id()
+        s.log[e.id] = e
+        s.keep(inode)
+        s.keep(dir)
+        s.keep_node(node)
+        self._aim(e, 1)
+        inode.pending += 1
+        node.pending += 1
+        s.touch_entry(e)
+        if kind in (EntryKind.PUT, EntryKind.LINK):
+            inode.puts.append(e)
+        return e
+
+    def append_mkdir(self, dir: Inode) -> None:
+        """Log the making of a directory under its present name."""
+        assert dir.parent is not None
+        assert dir.name is not None
+        if dir.node is None or dir.node.dead_pos:
+            dir.node = self.new_node(dir)
+        self.append(EntryKind.MKDIR, dir, dir.node, dir.parent, dir.name)
+
+    def new_node(self, inode: Inode) -> Node:
+        """A tier object to be, not present yet."""
+        node = Node(self.state.next_id(), inode.kind)
+        node.inode = inode
+        self.state.nodes[node.id] = node
+        return node
+
+    def _aim(self, e: Entry, delta: int) -> None:
+        _count(self.state.targets, (e.dir.ino, e.name), delta)
+        _count(self.state.busy_dirs, e.dir.ino, delta)
+
+    def retarget(self, entries: list[Entry], dir: Inode | None = None, name: bytes = b"") -> None:
+        """R4a: move un-applied entries to the end, in their order, under a new name if one is given."""
+        if not entries:
+            return
+        s = self.state
+        first = entries[0].pos
+        for e in entries:
+            e.pos = s.next_id()
+            s.log.move_to_end(e.id)
+            if dir is not None:
+                self._aim(e, -1)
+                e.dir, e.name = dir, name
+                self._aim(e, 1)
+                s.keep(dir)
+                s.touch_entry(e)
+            else:
+                s.moved_entry(e)
+        self._pass_graves(first)
+
+    def _pass_graves(self, pos: int) -> None:
+        """Graves behind `pos` move to the end with the PUT that left `pos`."""
+        s = self.state
+        for node in [n for n in s.graves.values() if n.dead_pos > pos]:
+            node.dead_pos = s.next_id()
+            s.graves.move_to_end(node.id)
+            s.touch_node(node)
+
+    def live_puts(self, inode: Inode) -> list[Entry]:
+        """Un-applied PUTs that may still be rewritten."""
+        return [e for e in inode.puts if not e.frozen]
+
+    def entries_under(self, dir: Inode) -> list[Entry]:
+        """Un-applied, unfrozen PUTs of live names anywhere under a directory, in log order."""
+        inside: dict[int, bool] = {dir.ino: True, ROOT: False}
+
+        def under(d: Inode) -> bool:
+            trail: list[Inode] = []
+            cur: Inode | None = d
+            while cur is not None and cur.ino not in inside:
+                trail.append(cur)
+                cur = cur.parent
+            answer = inside[cur.ino] if cur is not None else False
+            for t in trail:
+                inside[t.ino] = answer
+            return answer
+
+        return [
+            e
+            for e in self.state.log.values()
+            if e.kind in (EntryKind.PUT, EntryKind.LINK)
+            and not e.frozen
+            and e.inode.parent is not None
+            and under(e.dir)
+        ]
+
+    def drop_temporary(self, inode: Inode, now: float) -> None:
+        """R4b: forget unsent PUTs of a name that was unlinked or replaced within the settle time."""
+        for e in list(inode.puts):
+            if e.untouched and now - e.sealed_at < self.settle_s:
+                self.drop(e)
+
+    def drop(self, e: Entry) -> None:
+        """Take an entry out of the log that will never be applied."""
+        self._finish(e)
+        self.state.drop_node(e.node)
+        self._pass_graves(e.pos)
+        self.reap(e.inode)
+
+    def bury(self, node: Node, held_by: Inode | None = None) -> None:
+        """The mount has no use for this tier object any more: remove it, late (R3)."""
+        s = self.state
+        inode = node.inode
+        if inode is not None and inode.node is node and node.kind != Kind.DIR:
+            inode.node = None
+            s.touch(inode)
+        node.inode = None
+        node.dead_pos = s.next_id()
+        node.held_by = held_by
+        s.graves[node.id] = node
+        s.graves.move_to_end(node.id)
+        s.keep_node(node)
+
+    def release_held(self, inode: Inode) -> None:
+        """Graves that waited for this inode's seal take their place behind it."""
+        for node in [n for n in self.state.graves.values() if n.held_by is inode]:
+            self.bury(node)
+
+    def _finish(self, e: Entry) -> None:
+        s = self.state
+        del s.log[e.id]
+        self._aim(e, -1)
+        e.inode.pending -= 1
+        e.node.pending -= 1
+        if e in e.inode.puts:
+            e.inode.puts.remove(e)
+        s.drop_entry_row(e)
+        s.unref_data(e.data)
+
+    def reap(self, inode: Inode) -> None:
+        """Forget a dead inode that nothing needs; drop the journal row of one the tier has."""
+        s = self.state
+        if inode.dead:
+            if inode.opens == 0 and inode.pending == 0 and inode.ino not in s.busy_dirs:
+                s.set_data(inode, 0)
+                s.drop_inode(inode)
+        elif (
+            inode.published
+            and inode.kept
+            and inode.kind != Kind.DIR
+            and not inode.xattrs
+            and not inode.attr_dirty
+            and inode.pending == 0
+            and inode.node is not None
+            and inode.node.pending == 0
+        ):
+            s.unkeep(inode)
+
+    # -- publishing --------------------------------------------------------------------------
+
+    def next_batch(self, limit: int = 64) -> tuple[list[Entry], list[Op]] | None:
+        """The entries at the head of the log that may be applied now, and how.
+
+        They are frozen. None when the head is not ready. A batch of removals that must come first
+        (an object of another kind is in the way) is returned with no entries.
+        """
+        self._skip_void_moves()
+        entries: list[Entry] = []
+        ops: list[Op] = []
+        made: dict[int, bytes] = {}
+        places: set[tuple[int, bytes]] = set()
+        for e in self.state.log.values():
+            place = (e.dir.ino, e.name)
+            if len(entries) >= limit or place in places or not e.complete or (e.stuck and entries):
+                break
+            dir_path = self._dir_path(e.dir, made)
+            if dir_path is None:
+                break
+            occupant = self._occupant(e)
+            if occupant is not None and self._in_the_way(e, occupant):
+                if entries:
+                    break
+                return [], [self._removal(n) for n in self._tree(occupant)]
+            if e.kind == EntryKind.MOVE and entries:
+                break
+            path = dir_path + b"/" + e.name if dir_path else e.name
+            expected = occupant.token if occupant is not None else None
+            ops.append(self._op(e, path, expected))
+            entries.append(e)
+            places.add(place)
+            if e.kind == EntryKind.MKDIR:
+                made[e.node.id] = path
+            if e.kind == EntryKind.MOVE:
+                break
+        if not entries:
+            return None
+        for e in entries:
+            self._freeze(e)
+        return entries, ops
+
+    def _skip_void_moves(self) -> None:
+        """A MOVE of something that never reached the tier (skipped, or renamed when refused) is done."""
+        log = self.state.log
+        while log:
+            e = next(iter(log.values()))
+            if e.kind != EntryKind.MOVE or e.node.present:
+                return
+            self._finish(e)
+            self.reap(e.inode)
+
+    def _freeze(self, e: Entry) -> None:
+        self._mark(e.dir.node, e.name)
+        if e.kind == EntryKind.MOVE and e.node.parent is not None:
+            self._mark(e.node.parent, e.node.name)
+        if not e.frozen:
+            e.frozen = True
+            self.state.touch_entry(e)
+
+    def _mark(self, parent: Node | None, name: bytes) -> None:
+        self.epoch += 1
+        if parent is not None:
+            self.touched[(parent.id, name)] = self.epoch
+
+    def _dir_path(self, dir: Inode, made: dict[int, bytes]) -> bytes | None:
+        """Tier path of a directory as it will be when the batch gets there."""
+        node = dir.node
+        if node is None:
+            return None
+        if node.id in made:
+            return made[node.id]
+        return node.path() if node.present else None
+
+    def _occupant(self, e: Entry) -> Node | None:
+        node = e.dir.node
+        found = node.children.get(e.name) if node is not None else None
+        return None if found is e.node else found
+
+    @staticmethod
+    def _in_the_way(e: Entry, occupant: Node) -> bool:
+        """Whether the tier can't simply replace the (dead) occupant."""
+        if e.kind == EntryKind.MKDIR:
+            return occupant.kind != Kind.DIR
+        if e.kind == EntryKind.MOVE and e.node.kind == Kind.DIR:
+            return occupant.kind != Kind.DIR or bool(occupant.children)
+        return occupant.kind == Kind.DIR
+
+    @staticmethod
+    def _tree(node: Node) -> Iterator[Node]:
+        for child in list(node.children.values()):
+            yield from Order._tree(child)
+        yield node
+
+    def _op(self, e: Entry, path: bytes, expected: str | None) -> Op:
+        if e.kind == EntryKind.PUT:
+            assert e.upload is not None
+            digests = tuple(e.sent[o] for o in sorted(e.sent))
+            return Put(path, e.upload, e.length, e.attrs(), digests, expected, e.version)
+        if e.kind == EntryKind.LINK:
+            return Link(path, e.inode.target, e.attrs(), expected)
+        if e.kind == EntryKind.MKDIR:
+            return Mkdir(path, e.attrs())
+        return Move(e.node.path(), path, e.node.kind, e.node.ident, expected)
+
+    def applied(self, e: Entry, answer: Applied) -> None:
+        """The tier has applied this entry, checked."""
+        s = self.state
+        parent = e.dir.node
+        assert parent is not None
+        node = e.node
+        old = parent.children.get(e.name)
+        self._mark(parent, e.name)
+        if node.parent is not None and node.present:
+            self._mark(node.parent, node.name)
+            node.parent.children.pop(node.name, None)
+            self._dirty_dir(node.parent)
+        if old is not None and old is not node:
+            if e.kind == EntryKind.MKDIR:
+                node.children = old.children
+                for child in node.children.values():
+                    child.parent = node
+                    s.touch_node(child)
+            self._vanish(old)
+        node.parent, node.name, node.present = parent, e.name, True
+        parent.children[e.name] = node
+        node.token, node.ident = answer.token or node.token, answer.ident or node.ident
+        s.conflicts += answer.conflict
+        inode = e.inode
+        self._finish(e)
+        if node.dead_pos == 0 and node.kind != Kind.DIR:
+            inode.node = node
+            node.inode = inode
+        s.keep_node(node)
+        s.touch(inode)
+        self._dirty_dir(parent)
+        self.last_applied = e
+        self.reap(inode)
+        if e.dir.dead:
+            self.reap(e.dir)
+
+    def _vanish(self, node: Node) -> None:
+        """The tier does not have this object any more."""
+        s = self.state
+        if node.parent is not None and node.parent.children.get(node.name) is node:
+            del node.parent.children[node.name]
+        node.present = False
+        if node.inode is not None and node.inode.node is node:
+            node.inode.node = None
+            s.touch(node.inode)
+        s.drop_node(node)
+
+    def _dirty_dir(self, node: Node) -> None:
+        """Publishing changed the directory's time on the tier: set ours again when it is quiet."""
+        if node.inode is not None and node.id != ROOT:
+            self.attrs_changed(node.inode)
+
+    def refused(self, e: Entry, failed: Failed, now: float) -> None:
+        """The tier did not apply this entry."""
+        e.retries += 1
+        if failed.trouble == Trouble.REDO:
+            e.frozen = False
+            self.state.forget_sent(e)
+        elif failed.trouble == Trouble.REFUSED:
+            e.frozen = False
+            if not e.stuck:
+                e.stuck_at = now
+            e.stuck = failed.message
+            self.state.touch_entry(e)
+
+    def unstick(self, e: Entry) -> None:
+        """It goes on."""
+        if e.stuck:
+            e.stuck = ""
+            self.state.touch_entry(e)
+
+    def skip(self, e: Entry, now: float) -> None:
+        """R9: let the log pass a stuck entry. The bytes of a PUT stay staged."""
+        s = self.state
+        inode = e.inode
+        self._finish(e)
+        if e.kind in (EntryKind.PUT, EntryKind.LINK):
+            if not inode.dead and not inode.puts and not inode.unsealed:
+                self.hold(inode, "skipped", now)
+            s.drop_node(e.node)
+        elif e.kind == EntryKind.MKDIR:
+            for inner in [x for x in s.log.values() if x.dir is inode]:
+                self.skip(inner, now)
+        self.reap(inode)
+
+    def hold(self, inode: Inode, reason: str, now: float) -> None:
+        """Keep a file in the mount without publishing it, until its owner decides (R6, R9)."""
+        inode.held, inode.held_at = reason, now
+        self.state.held_inodes[inode.ino] = inode
+        self.state.keep(inode)
+
+    def unhold(self, inode: Inode) -> None:
+        """The owner has decided, or the file was replaced."""
+        if inode.held:
+            inode.held = ""
+            self.state.held_inodes.pop(inode.ino, None)
+            self.state.touch(inode)
+
+    # -- removals and attributes -------------------------------------------------------------
+
+    def next_removals(self, limit: int = 128) -> tuple[list[Node], list[Op]]:
+        """Graves that may be emptied now (R3), children before their directory."""
+        s = self.state
+        horizon = next(iter(s.log.values())).pos if s.log else s.last_id + 1
+        nodes: list[Node] = []
+        chosen: set[int] = set()
+        for node in s.graves.values():
+            if node.dead_pos >= horizon or len(nodes) >= limit:
+                break
+            if not node.present or node.held_by is not None or self._name_wanted(node):
+                continue
+            if any(c.id not in chosen for c in node.children.values()):
+                continue
+            nodes.append(node)
+            chosen.add(node.id)
+        ops: list[Op] = []
+        for node in nodes:
+            if node.parent is not None:
+                self._mark(node.parent, node.name)
+            ops.append(self._removal(node))
+        return nodes, ops
+
+    def _removal(self, node: Node) -> Op:
+        return Remove(node.path(), node.kind, node.token)
+
+    def _name_wanted(self, node: Node) -> bool:
+        """Whether a later file will overwrite the name anyway, or may: then it stays till then."""
+        dir = node.parent.inode if node.parent is not None else None
+        if dir is None:
+            return False
+        if (dir.ino, node.name) in self.state.targets:
+            return True
+        holder = dir.children.get(node.name)
+        return holder is not None and holder.kind != Kind.DIR and holder.local
+
+    def removed(self, node: Node, answer: Applied) -> None:
+        """The tier does not have the object any more (or keeps somebody else's, W3, W4)."""
+        self.state.conflicts += answer.conflict
+        parent = node.parent
+        if parent is not None:
+            self._mark(parent, node.name)
+            self._dirty_dir(parent)
+        for child in list(node.children.values()):
+            self._vanish(child)
+        self._vanish(node)
+
+    def in_the_way_removed(self, path: bytes, answer: Applied) -> None:
+        """A forced removal (see `next_batch`) is done."""
+        node = self.state.root_node
+        for part in path.split(b"/"):
+            child = node.children.get(part)
+            if child is None:
+                return
+            node = child
+        self.removed(node, answer)
+
+    def attrs_changed(self, inode: Inode) -> None:
+        """Attributes changed after publishing: send them when convenient (R1)."""
+        inode.attr_dirty += 1
+        self.state.attr_queue[inode.ino] = inode
+        self.state.keep(inode)
+
+    def next_attrs(self, limit: int = 64) -> tuple[list[tuple[Inode, int]], list[Op]]:
+        """Published inodes whose attributes differ, where nothing else is on its way.
+
+        Returned with the generation being sent, for `attrs_done`.
+        """
+        s = self.state
+        chosen: list[tuple[Inode, int]] = []
+        ops: list[Op] = []
+        for inode in list(s.attr_queue.values()):
+            node = inode.node
+            if inode.dead or (node is None and inode.pending == 0 and not inode.local):
+                self._attrs_clean(inode)
+                continue
+            if node is None or not node.present or inode.pending or node.pending or inode.ino in s.busy_dirs:
+                continue
+            if len(chosen) >= limit:
+                break
+            chosen.append((inode, inode.attr_dirty))
+            expected = node.token if node.kind != Kind.DIR else None
+            ops.append(SetAttrs(node.path(), node.kind, inode.attrs(), expected))
+            if node.parent is not None:
+                self._mark(node.parent, node.name)
+        return chosen, ops
+
+    def attrs_done(self, inode: Inode, generation: int, answer: Applied) -> None:
+        """The tier has the attributes of that generation; newer ones stay queued."""
+        node = inode.node
+        if node is not None:
+            if answer.token:
+                node.token = answer.token
+                self.state.touch_node(node)
+            if node.parent is not None:
+                self._mark(node.parent, node.name)
+        if inode.attr_dirty == generation:
+            self._attrs_clean(inode)
+            self.reap(inode)
+
+    def _attrs_clean(self, inode: Inode) -> None:
+        self.state.attr_queue.pop(inode.ino, None)
+        inode.attr_dirty = 0
+        self.state.touch(inode)
+
+    # -- what is left ------------------------------------------------------------------------
+
+    @property
+    def settled(self) -> bool:
+        """The tier has everything it will get without anybody's help, removals included."""
+        return not self.state.log and not self.state.attr_queue and not any(
+            n.held_by is None and not self._name_wanted(n) for n in self.state.graves.values()
+        )
+
+    def unsealed(self) -> Iterator[Inode]:
+        """Files with content that was never sealed."""
+        return (i for i in self.state.inodes.values() if i.unsealed != Unsealed.NO and not i.dead)
+
+
+K = TypeVar("K")
+
+
+def _count(table: dict[K, int], key: K, delta: int) -> None:
+    left = table.get(key, 0) + delta
+    if left:
+        table[key] = left
+    else:
+        del table[key]

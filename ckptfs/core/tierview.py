@@ -1,0 +1,152 @@
+"""What the tier shows, merged into the mount: other writers' files appear, local changes win (W2)."""
+
+from __future__ import annotations
+
+from ckptfs.core.model import ROOT, Inode, Node
+from ckptfs.core.order import Order
+from ckptfs.core.state import State
+from ckptfs.tiers.base import RESERVED, Found, Kind
+
+
+class TierView:
+    """Merges listings. A listing is only believed where we changed nothing since it was asked for."""
+
+    def __init__(self, state: State, order: Order) -> None:
+        self.state = state
+        self.order = order
+        self._asked: list[int] = []
+
+    def ask(self) -> int:
+        """Call before asking the tier; give the result back to `merge_*` or `give_up`."""
+        self._asked.append(self.order.epoch)
+        return self.order.epoch
+
+    def give_up(self, asked: int) -> None:
+        """The question got no answer."""
+        self._asked.remove(asked)
+        if not self._asked:
+            self.order.touched.clear()
+
+    def tier_path(self, inode: Inode) -> bytes | None:
+        """Where the tier has this inode's published content; None when it has none."""
+        node = inode.node
+        return node.path() if node is not None and node.present else None
+
+    def merge_listing(self, dir: Inode, asked: int, listing: list[Found]) -> list[Inode]:
+        """A complete listing of a directory. Returns inodes that lost their name (kept if open)."""
+        lost: list[Inode] = []
+        seen = set()
+        node = dir.node
+        if node is not None and node.present:
+            for found in listing:
+                if not found.name.startswith(RESERVED):
+                    seen.add(found.name)
+                    lost += self._merge(dir, node, found.name, found, asked)
+            for name in [n for n in node.children if n not in seen]:
+                lost += self._merge(dir, node, name, None, asked)
+        self.give_up(asked)
+        return lost
+
+    def merge_one(self, dir: Inode, name: bytes, asked: int, found: Found | None) -> list[Inode]:
+        """The answer about a single name."""
+        node = dir.node
+        lost: list[Inode] = []
+        if node is not None and node.present and not name.startswith(RESERVED):
+            lost = self._merge(dir, node, name, found, asked)
+        self.give_up(asked)
+        return lost
+
+    def dir_vanished(self, dir: Inode, asked: int) -> None:
+        """The tier says that there is no such directory (others removed it)."""
+        node = dir.node
+        if node is not None and node.present and dir.ino != ROOT and node.parent is not None:
+            parent = node.parent.inode
+            if parent is not None and not parent.dead:
+                self._merge(parent, node.parent, node.name, None, asked)
+        self.give_up(asked)
+
+    def _merge(self, dir: Inode, node: Node, name: bytes, found: Found | None, asked: int) -> list[Inode]:
+        if self.order.touched.get((node.id, name), -1) > asked:
+            return []
+        known = node.children.get(name)
+        child = dir.children.get(name)
+        if known is None:
+            if found is not None and child is None and (dir.ino, name) not in self.state.targets:
+                self._adopt(dir, node, name, found)
+            return []
+        if known.dead_pos or known.pending:
+            return []
+        inode = known.inode
+        if found is not None and found.kind == known.kind and found.token == known.token:
+            if inode is None and child is None:
+                self._forget(known)
+                self._adopt(dir, node, name, found)
+            elif inode is not None and not inode.local and not inode.attr_dirty:
+                self._refresh(inode, found)
+            return []
+        # Somebody else changed or removed what we knew.
+        if inode is not None and (inode.local or inode.pending or inode is not child or self._busy(inode)):
+            return []
+        self._forget(known)
+        lost = []
+        if inode is not None:
+            self._unname(inode)
+            lost.append(inode)
+        if found is not None and dir.children.get(name) is None:
+            self._adopt(dir, node, name, found)
+        return lost
+
+    def _busy(self, inode: Inode) -> bool:
+        """Whether something local hangs below a directory."""
+        if inode.kind != Kind.DIR:
+            return False
+        if inode.ino in self.state.busy_dirs:
+            return True
+        return any(
+            c.local or c.pending or c.node is None or self._busy(c) for c in inode.children.values()
+        )
+
+    def _unname(self, inode: Inode) -> None:
+        for child in list(inode.children.values()):
+            if child.node is not None:
+                self._forget(child.node)
+            self._unname(child)
+        assert inode.parent is not None
+        assert inode.name is not None
+        del inode.parent.children[inode.name]
+        inode.parent = inode.name = None
+        self.state.touch(inode)
+        self.order.reap(inode)
+
+    def _forget(self, node: Node) -> None:
+        if node.parent is not None and node.parent.children.get(node.name) is node:
+            del node.parent.children[node.name]
+        node.present = False
+        if node.inode is not None and node.inode.node is node and node.kind != Kind.DIR:
+            node.inode.node = None
+        self.state.drop_node(node)
+
+    def _adopt(self, dir: Inode, parent: Node, name: bytes, found: Found) -> Inode:
+        s = self.state
+        inode = Inode(s.next_id(), found.kind, found.attrs)
+        node = Node(s.next_id(), found.kind)
+        node.parent, node.name, node.present = parent, name, True
+        node.token, node.ident, node.inode = found.token, found.ident, inode
+        parent.children[name] = node
+        s.nodes[node.id] = node
+        inode.node = node
+        inode.parent, inode.name = dir, name
+        dir.children[name] = inode
+        s.inodes[inode.ino] = inode
+        self._refresh(inode, found)
+        return inode
+
+    def _refresh(self, inode: Inode, found: Found) -> None:
+        a = found.attrs
+        if inode.kind != Kind.DIR:
+            inode.size = found.size
+        elif inode.ino in self.state.busy_dirs:
+            return
+        inode.target = found.target
+        inode.mode, inode.uid, inode.gid = a.mode, a.uid, a.gid
+        inode.atime_ns, inode.mtime_ns = a.atime_ns, a.mtime_ns
