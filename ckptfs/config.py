@@ -1,8 +1,12 @@
-"""The one frozen configuration object, built from defaults, the TOML file and flags."""
+"""The one frozen configuration object; `ckptfs.config_file` builds it from defaults, TOML and flags."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from dataclasses import dataclass, field
+
+from .errors import CkptfsError, Exit
 
 DEFAULT_STREAM_GLOBS = ("events.out.tfevents.*", "*.log", "*.out", "*.err", "*.jsonl")
 
@@ -50,3 +54,27 @@ class Config:
     """Empty: a file in the data directory."""
     options: dict[str, str] = field(default_factory=dict)
     """Further tier-specific options (`[tier_options]` in the TOML file)."""
+
+    def to_json(self) -> str:
+        """One line of JSON, as the mount command hands it to the daemon."""
+        return json.dumps(dataclasses.asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Config:
+        """What `to_json` wrote. CkptfsError (USAGE) when it is something else."""
+        try:
+            values = json.loads(text)
+        except ValueError:
+            values = None
+        if not isinstance(values, dict):
+            raise CkptfsError("the configuration handed over is not a JSON object", Exit.USAGE)
+        for key in ("stream_globs", "fsync_rules"):
+            if isinstance(values.get(key), list):
+                values[key] = tuple(tuple(item) if isinstance(item, list) else item for item in values[key])
+        try:
+            return cls(**values)
+        except TypeError:
+            odd = sorted(set(values) ^ {item.name for item in dataclasses.fields(cls)})
+            raise CkptfsError(
+                f"the configuration handed over does not fit this version (see {', '.join(odd)})", Exit.USAGE
+            ) from None

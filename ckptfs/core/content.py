@@ -156,10 +156,10 @@ class Content:
         if inode.node is not None:
             inode.node.inode = None
             inode.node = None
-        for node in [n for n in self.state.graves.values() if n.held_by is inode or _is_at(n, parent, name)]:
-            del self.state.graves[node.id]
-            node.dead_pos, node.held_by = 0, None
-            self.state.touch_node(node)
+        held = order.held_graves(inode)
+        for node in held + [n for n in self.state.graves.values() if _is_at(n, parent, name)]:
+            order.unbury(node)
+        inode.holding.clear()
         self.state.touch(inode)
         order.reap(inode)
         return None

@@ -45,7 +45,7 @@ class Inode:
     """
 
     __slots__ = (
-        "atime_ns", "attr_dirty", "children", "close_mark", "ctime_ns", "data", "gid", "held", "held_at",
+        "atime_ns", "attr_dirty", "children", "close_mark", "ctime_ns", "data", "gid", "held", "held_at", "holding",
         "ino", "kept", "kind", "lookups", "mode", "mtime_ns", "name", "node", "opens", "parent", "pending",
         "puts", "size", "target", "uid", "unsealed", "writers", "xattrs",
     )  # fmt: skip
@@ -71,6 +71,8 @@ class Inode:
         self.held = ""
         """Why it is not published ("interrupted", "skipped"...), empty when nothing holds it."""
         self.held_at = 0.0
+        self.holding: list[Node] = []
+        """Graves that may wait for this file's seal (`Node.held_by` tells which still do)."""
         self.puts: list[Entry] = []
         self.attr_dirty = 0
         """Generation of attribute changes the tier has not got; 0 when it has all."""

@@ -7,7 +7,7 @@ nodes, "graves") are late. R4: the only two rewrites are `retarget` (rename befo
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import TypeVar
 
 from ckptfs.core.model import ROOT, Entry, EntryKind, Inode, Node, Unsealed
@@ -26,6 +26,8 @@ from ckptfs.tiers.base import (
     Trouble,
 )
 
+SKIPPED = "skipped"
+
 
 class Order:
     """Log and graves of one mount. `settle_s` in seconds."""
@@ -34,10 +36,18 @@ class Order:
         self.state = state
         self.settle_s = settle_s
         self.epoch = 0
-        """Counts changes of the tier made or begun by us (see `Node.stamp`)."""
+        """Counts changes of the tier made or begun by us."""
+        self.watching = 0
+        """Questions to the tier without an answer yet; while there are any, changes are noted."""
         self.touched: dict[tuple[int, bytes], int] = {}
         """Epoch of our last change under (directory node, name)."""
+        self.moved: dict[int, int] = {}
+        """Epoch at which a directory (node) was last on its way to another path."""
         self.last_applied: Entry | None = None
+        self._removing: set[int] = set()
+        """Nodes whose removal was handed to the tier last."""
+        self._setting: dict[int, Node] = {}
+        """Node that the attributes of an inode were sent to last."""
 
     # -- building the log --------------------------------------------------------------------
 
@@ -94,6 +104,10 @@ class Order:
                 self._aim(e, 1)
                 s.keep(dir)
                 s.touch_entry(e)
+                e.stuck = ""
+                self._void_moves(e.node, e.node.pending - 1)
+            elif e.stuck:
+                self.unstick(e)
             else:
                 s.moved_entry(e)
         self._pass_graves(first)
@@ -101,7 +115,12 @@ class Order:
     def _pass_graves(self, pos: int) -> None:
         """Graves behind `pos` move to the end with the PUT that left `pos`."""
         s = self.state
-        for node in [n for n in s.graves.values() if n.dead_pos > pos]:
+        passed: list[Node] = []
+        for node in reversed(s.graves.values()):
+            if node.dead_pos < pos:
+                break
+            passed.append(node)
+        for node in reversed(passed):
             node.dead_pos = s.next_id()
             s.graves.move_to_end(node.id)
             s.touch_node(node)
@@ -111,7 +130,10 @@ class Order:
         return [e for e in inode.puts if not e.frozen]
 
     def entries_under(self, dir: Inode) -> list[Entry]:
-        """Un-applied, unfrozen PUTs of live names anywhere under a directory, in log order."""
+        """Un-applied, unfrozen PUTs of live names anywhere under a directory, in log order.
+
+        Not those with a MOVE behind them (refused after the rename was logged): they pass through.
+        """
         inside: dict[int, bool] = {dir.ino: True, ROOT: False}
 
         def under(d: Inode) -> bool:
@@ -131,6 +153,7 @@ class Order:
             if e.kind in (EntryKind.PUT, EntryKind.LINK)
             and not e.frozen
             and e.inode.parent is not None
+            and e.node.pending == 1
             and under(e.dir)
         ]
 
@@ -143,9 +166,23 @@ class Order:
     def drop(self, e: Entry) -> None:
         """Take an entry out of the log that will never be applied."""
         self._finish(e)
+        self._void_moves(e.node, e.node.pending)
         self.state.drop_node(e.node)
         self._pass_graves(e.pos)
+        self._reap_both(e)
+
+    def _void_moves(self, node: Node, count: int) -> None:
+        """Forget the MOVEs of a node that will not appear where they would take it from."""
+        if count <= 0:
+            return
+        for m in [m for m in self.state.log.values() if m.node is node and m.kind == EntryKind.MOVE]:
+            self._finish(m)
+            self._reap_both(m)
+
+    def _reap_both(self, e: Entry) -> None:
         self.reap(e.inode)
+        if e.dir.dead:
+            self.reap(e.dir)
 
     def bury(self, node: Node, held_by: Inode | None = None) -> None:
         """The mount has no use for this tier object any more: remove it, late (R3)."""
@@ -157,14 +194,31 @@ class Order:
         node.inode = None
         node.dead_pos = s.next_id()
         node.held_by = held_by
+        if held_by is not None:
+            held_by.holding.append(node)
         s.graves[node.id] = node
         s.graves.move_to_end(node.id)
         s.keep_node(node)
 
     def release_held(self, inode: Inode) -> None:
         """Graves that waited for this inode's seal take their place behind it."""
-        for node in [n for n in self.state.graves.values() if n.held_by is inode]:
+        for node in self.held_graves(inode):
             self.bury(node)
+        inode.holding.clear()
+
+    def held_graves(self, inode: Inode) -> list[Node]:
+        """Graves that wait for this inode's seal."""
+        return [n for n in inode.holding if n.held_by is inode and n.id in self.state.graves]
+
+    def unbury(self, node: Node) -> None:
+        """Let a dead object be again, and the dead directories it is in: it comes back into view when
+        the tier is looked at. Too late for one whose removal is on its way."""
+        n: Node | None = node
+        while n is not None and n.dead_pos and n.id not in self._removing:
+            del self.state.graves[n.id]
+            n.dead_pos, n.held_by = 0, None
+            self.state.touch_node(n)
+            n = n.parent
 
     def _finish(self, e: Entry) -> None:
         s = self.state
@@ -220,18 +274,20 @@ class Order:
             if occupant is not None and self._in_the_way(e, occupant):
                 if entries:
                     break
-                return [], [self._removal(n) for n in self._tree(occupant)]
+                tree = list(self._tree(occupant))
+                self._removing = {n.id for n in tree}
+                return [], [self._removal(n) for n in tree]
             if e.kind == EntryKind.MOVE and entries:
                 break
             path = dir_path + b"/" + e.name if dir_path else e.name
-            expected = occupant.token if occupant is not None else None
+            expected = occupant.token if occupant is not None and self._replaceable(e, occupant) else None
             ops.append(self._op(e, path, expected))
             entries.append(e)
             places.add(place)
             if e.kind == EntryKind.MKDIR:
                 made[e.node.id] = path
-            if e.kind == EntryKind.MOVE:
-                break
+            if e.kind == EntryKind.MOVE or (e.kind == EntryKind.MKDIR and occupant is not None):
+                break  # what follows may be inside, where we know more when it is done
         if not entries:
             return None
         for e in entries:
@@ -246,20 +302,25 @@ class Order:
             if e.kind != EntryKind.MOVE or e.node.present:
                 return
             self._finish(e)
-            self.reap(e.inode)
+            self._reap_both(e)
 
     def _freeze(self, e: Entry) -> None:
         self._mark(e.dir.node, e.name)
         if e.kind == EntryKind.MOVE and e.node.parent is not None:
             self._mark(e.node.parent, e.node.name)
+            self._mark_moved(e.node)
         if not e.frozen:
             e.frozen = True
             self.state.touch_entry(e)
 
     def _mark(self, parent: Node | None, name: bytes) -> None:
         self.epoch += 1
-        if parent is not None:
+        if parent is not None and self.watching:
             self.touched[(parent.id, name)] = self.epoch
+
+    def _mark_moved(self, node: Node) -> None:
+        if node.kind == Kind.DIR and self.watching:
+            self.moved[node.id] = self.epoch
 
     def _dir_path(self, dir: Inode, made: dict[int, bytes]) -> bytes | None:
         """Tier path of a directory as it will be when the batch gets there."""
@@ -285,6 +346,13 @@ class Order:
         return occupant.kind == Kind.DIR
 
     @staticmethod
+    def _replaceable(e: Entry, occupant: Node) -> bool:
+        """Whether the mount has given the occupant up. It has not when the MOVE that was to take it
+        away was skipped (R9): the tier then keeps it like somebody else's (W3)."""
+        other = occupant.inode
+        return other is None or other is e.inode or occupant.kind == Kind.DIR
+
+    @staticmethod
     def _tree(node: Node) -> Iterator[Node]:
         for child in list(node.children.values()):
             yield from Order._tree(child)
@@ -307,15 +375,21 @@ class Order:
         parent = e.dir.node
         assert parent is not None
         node = e.node
+        if e.kind == EntryKind.MOVE and not answer.ident and not answer.token:
+            self._source_gone(e, answer)
+            return
         old = parent.children.get(e.name)
         self._mark(parent, e.name)
         if node.parent is not None and node.present:
             self._mark(node.parent, node.name)
-            node.parent.children.pop(node.name, None)
+            self._mark_moved(node)
+            if node.parent.children.get(node.name) is node:
+                del node.parent.children[node.name]
             self._dirty_dir(node.parent)
         if old is not None and old is not node:
             if e.kind == EntryKind.MKDIR:
                 node.children = old.children
+                old.children = {}
                 for child in node.children.values():
                     child.parent = node
                     s.touch_node(child)
@@ -327,26 +401,54 @@ class Order:
         inode = e.inode
         self._finish(e)
         if node.dead_pos == 0 and node.kind != Kind.DIR:
-            inode.node = node
+            before, inode.node = inode.node, node
             node.inode = inode
+            if before is not None and before is not node and before.present:
+                self.bury(before)  # its MOVE was skipped
         s.keep_node(node)
         s.touch(inode)
         self._dirty_dir(parent)
         self.last_applied = e
-        self.reap(inode)
-        if e.dir.dead:
-            self.reap(e.dir)
+        self._reap_both(e)
+
+    def _source_gone(self, e: Entry, answer: Applied) -> None:
+        """Somebody else removed or replaced what a MOVE was to take; what is there now is theirs."""
+        self.state.conflicts += answer.conflict
+        node = e.node
+        if node.parent is not None:
+            self._mark(node.parent, node.name)
+        self._finish(e)
+        self._vanish(node)
+        self.last_applied = e
+        self._reap_both(e)
 
     def _vanish(self, node: Node) -> None:
-        """The tier does not have this object any more."""
+        """The tier does not have this object any more, nor what was in it."""
         s = self.state
+        for child in list(node.children.values()):
+            self._vanish(child)
         if node.parent is not None and node.parent.children.get(node.name) is node:
             del node.parent.children[node.name]
         node.present = False
-        if node.inode is not None and node.inode.node is node:
-            node.inode.node = None
-            s.touch(node.inode)
+        self._void_moves(node, node.pending)
+        inode = node.inode
+        node.inode = None
+        node.dead_pos = 0
         s.drop_node(node)
+        if inode is not None and inode.node is node:
+            inode.node = None
+            s.touch(inode)
+            if node.kind != Kind.DIR and inode.parent is not None and not inode.local:
+                self.unname(inode)
+
+    def unname(self, inode: Inode) -> None:
+        """Take a name out of the mount whose content the tier had, and has no more. Kept while open."""
+        assert inode.parent is not None
+        assert inode.name is not None
+        del inode.parent.children[inode.name]
+        inode.parent = inode.name = None
+        self.state.touch(inode)
+        self.reap(inode)
 
     def _dirty_dir(self, node: Node) -> None:
         """Publishing changed the directory's time on the tier: set ours again when it is quiet."""
@@ -379,12 +481,15 @@ class Order:
         self._finish(e)
         if e.kind in (EntryKind.PUT, EntryKind.LINK):
             if not inode.dead and not inode.puts and not inode.unsealed:
-                self.hold(inode, "skipped", now)
+                self.hold(inode, SKIPPED, now)
+            self._void_moves(e.node, e.node.pending)
+            s.abandon(e)
             s.drop_node(e.node)
         elif e.kind == EntryKind.MKDIR:
             for inner in [x for x in s.log.values() if x.dir is inode]:
-                self.skip(inner, now)
-        self.reap(inode)
+                if inner.id in s.log:
+                    self.skip(inner, now)
+        self._reap_both(e)
 
     def hold(self, inode: Inode, reason: str, now: float) -> None:
         """Keep a file in the mount without publishing it, until its owner decides (R6, R9)."""
@@ -401,8 +506,13 @@ class Order:
 
     # -- removals and attributes -------------------------------------------------------------
 
-    def next_removals(self, limit: int = 128) -> tuple[list[Node], list[Op]]:
-        """Graves that may be emptied now (R3), children before their directory."""
+    def next_removals(
+        self, limit: int = 128, avoid: Container[int] = ()
+    ) -> tuple[list[Node], list[Op]]:
+        """Graves that may be emptied now (R3), children before their directory.
+
+        `avoid`: ids of nodes whose removal the tier refuses for now.
+        """
         s = self.state
         horizon = next(iter(s.log.values())).pos if s.log else s.last_id + 1
         nodes: list[Node] = []
@@ -410,13 +520,14 @@ class Order:
         for node in s.graves.values():
             if node.dead_pos >= horizon or len(nodes) >= limit:
                 break
-            if not node.present or node.held_by is not None or self._name_wanted(node):
+            if not node.present or node.id in avoid or node.held_by is not None or self._name_wanted(node):
                 continue
             if any(c.id not in chosen for c in node.children.values()):
                 continue
             nodes.append(node)
             chosen.add(node.id)
         ops: list[Op] = []
+        self._removing = chosen
         for node in nodes:
             if node.parent is not None:
                 self._mark(node.parent, node.name)
@@ -443,8 +554,10 @@ class Order:
         if parent is not None:
             self._mark(parent, node.name)
             self._dirty_dir(parent)
-        for child in list(node.children.values()):
-            self._vanish(child)
+        self._vanish(node)
+
+    def give_up_removal(self, node: Node) -> None:
+        """R9: the owner lets an object stay on the tier that the tier does not let us remove."""
         self._vanish(node)
 
     def in_the_way_removed(self, path: bytes, answer: Applied) -> None:
@@ -471,6 +584,7 @@ class Order:
         s = self.state
         chosen: list[tuple[Inode, int]] = []
         ops: list[Op] = []
+        self._setting = {}
         for inode in list(s.attr_queue.values()):
             node = inode.node
             if inode.dead or (node is None and inode.pending == 0 and not inode.local):
@@ -481,6 +595,7 @@ class Order:
             if len(chosen) >= limit:
                 break
             chosen.append((inode, inode.attr_dirty))
+            self._setting[inode.ino] = node
             expected = node.token if node.kind != Kind.DIR else None
             ops.append(SetAttrs(node.path(), node.kind, inode.attrs(), expected))
             if node.parent is not None:
@@ -489,7 +604,8 @@ class Order:
 
     def attrs_done(self, inode: Inode, generation: int, answer: Applied) -> None:
         """The tier has the attributes of that generation; newer ones stay queued."""
-        node = inode.node
+        self.state.conflicts += answer.conflict
+        node = self._setting.pop(inode.ino, inode.node)
         if node is not None:
             if answer.token:
                 node.token = answer.token
@@ -510,9 +626,14 @@ class Order:
     @property
     def settled(self) -> bool:
         """The tier has everything it will get without anybody's help, removals included."""
-        return not self.state.log and not self.state.attr_queue and not any(
-            n.held_by is None and not self._name_wanted(n) for n in self.state.graves.values()
-        )
+        s = self.state
+        return not s.log and not s.attr_queue and not any(self._goes(n) for n in s.graves.values())
+
+    def _goes(self, node: Node) -> bool:
+        """Whether a grave will be emptied without anybody's help, now that the log is empty."""
+        if not node.dead_pos or node.held_by is not None or self._name_wanted(node):
+            return False
+        return all(self._goes(c) for c in node.children.values())
 
     def unsealed(self) -> Iterator[Inode]:
         """Files with content that was never sealed."""

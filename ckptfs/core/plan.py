@@ -63,7 +63,7 @@ class Planner:
                 break
             if e.kind != EntryKind.PUT or e.complete:
                 continue
-            if not hurry and now - e.first_at < self.settle_s:
+            if not hurry and 0 <= now - e.first_at < self.settle_s:
                 continue
             if e.length <= SMALL:
                 if e.in_flight or e.upload is not None:
@@ -99,16 +99,21 @@ class Planner:
     def begun(self, entry: Entry, upload: Upload) -> None:
         """The upload is open (journal it before its first chunk)."""
         entry.in_flight.discard(-1)
-        if entry.id in self.state.log:
-            entry.upload = upload
-            self.state.touch_entry(entry)
+        if entry.id not in self.state.log:
+            self.state.abandoned.append(upload)
+            return
+        entry.upload = upload
+        self.state.touch_entry(entry)
 
     def sent(self, entry: Entry, upload: Upload, offset: int, length: int, xxh3: bytes) -> None:
         """A chunk (or a whole small version) is on the tier, unseen."""
         entry.in_flight.discard(offset)
+        small = entry.length <= SMALL
         if entry.id not in self.state.log:
+            if small:
+                self.state.abandoned.append(upload)
             return
-        if entry.upload is None:
+        if small and entry.upload is None:
             entry.upload = upload
             self.state.touch_entry(entry)
         if entry.upload == upload:

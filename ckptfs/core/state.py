@@ -50,7 +50,8 @@ class State:
 
     `log` is ordered by position. `graves` are the dead nodes (late removals), ordered by
     `dead_pos`. `targets` counts un-applied entries by (directory inode, name) and `busy_dirs` by
-    directory inode. `freed` lists data ids nobody needs any more, for the owner to take.
+    directory inode. `freed` lists data ids nobody needs any more and `abandoned` uploads that will
+    not be published, for the owner to take.
     """
 
     def __init__(self, attrs: Attrs) -> None:
@@ -64,6 +65,7 @@ class State:
         self.held_inodes: dict[int, Inode] = {}
         self.data_refs: dict[int, int] = {}
         self.freed: list[int] = []
+        self.abandoned: list[Upload] = []
         self.conflicts = 0
         self.last_id = ROOT
         self._saved_id = ROOT
@@ -144,10 +146,22 @@ class State:
     def forget_sent(self, entry: Entry) -> None:
         """The entry's bytes must be sent again."""
         entry.sent.clear()
-        entry.upload = None
+        self.abandon(entry)
         self._sent = [row for row in self._sent if row[0] != entry.id]
         self._unsent.add(entry.id)
         self.touch_entry(entry)
+
+    def abandon(self, entry: Entry) -> None:
+        """The entry's upload will not be published."""
+        if entry.upload is not None:
+            self.abandoned.append(entry.upload)
+            entry.upload = None
+
+    def take_abandoned(self) -> list[Upload]:
+        """Uploads whose hidden bytes may be removed from the tier (`Tier.abandon`), once the journal
+        has the changes."""
+        abandoned, self.abandoned = self.abandoned, []
+        return abandoned
 
     def drop_entry_row(self, entry: Entry) -> None:
         """The entry is over."""
@@ -203,7 +217,7 @@ class State:
             inodes=[inode_row(i) for i in self._inodes.values()],
             nodes=[node_row(n) for n in self._nodes.values()],
             entries=[entry_row(e) for e in self._entries.values()],
-            sent=self._sent,
+            sent=[r for r in self._sent if r[0] not in self._gone_entries],
             moved=[(e.pos, e.id) for e in self._moved.values() if e.id not in self._entries],
             gone_inodes=list(self._gone_inodes),
             gone_nodes=list(self._gone_nodes),
@@ -314,6 +328,8 @@ def load(rows: Rows, attrs: Attrs) -> State:
             n.parent.children[n.name] = n
         if n.dead_pos:
             state.graves[n.id] = n
+        if n.held_by is not None:
+            n.held_by.holding.append(n)
     state.root.node = state.root_node
     for r in sorted(rows.entries, key=lambda r: int(r[2])):
         e = Entry(r[0], EntryKind(r[1]), state.inodes[r[3]], state.nodes[r[4]], state.inodes[r[5]], r[6])

@@ -19,13 +19,16 @@ class TierView:
     def ask(self) -> int:
         """Call before asking the tier; give the result back to `merge_*` or `give_up`."""
         self._asked.append(self.order.epoch)
+        self.order.watching = len(self._asked)
         return self.order.epoch
 
     def give_up(self, asked: int) -> None:
         """The question got no answer."""
         self._asked.remove(asked)
+        self.order.watching = len(self._asked)
         if not self._asked:
             self.order.touched.clear()
+            self.order.moved.clear()
 
     def tier_path(self, inode: Inode) -> bytes | None:
         """Where the tier has this inode's published content; None when it has none."""
@@ -37,7 +40,7 @@ class TierView:
         lost: list[Inode] = []
         seen = set()
         node = dir.node
-        if node is not None and node.present:
+        if node is not None and self._same_place(dir, node, asked):
             for found in listing:
                 if not found.name.startswith(RESERVED):
                     seen.add(found.name)
@@ -51,7 +54,7 @@ class TierView:
         """The answer about a single name."""
         node = dir.node
         lost: list[Inode] = []
-        if node is not None and node.present and not name.startswith(RESERVED):
+        if node is not None and self._same_place(dir, node, asked) and not name.startswith(RESERVED):
             lost = self._merge(dir, node, name, found, asked)
         self.give_up(asked)
         return lost
@@ -59,11 +62,22 @@ class TierView:
     def dir_vanished(self, dir: Inode, asked: int) -> None:
         """The tier says that there is no such directory (others removed it)."""
         node = dir.node
-        if node is not None and node.present and dir.ino != ROOT and node.parent is not None:
+        if node is not None and dir.ino != ROOT and node.parent is not None and self._same_place(dir, node, asked):
             parent = node.parent.inode
             if parent is not None and not parent.dead:
                 self._merge(parent, node.parent, node.name, None, asked)
         self.give_up(asked)
+
+    def _same_place(self, dir: Inode, node: Node, asked: int) -> bool:
+        """Whether the path that was asked about is still that of the directory, which is in use."""
+        if dir.dead or not node.present:
+            return False
+        n: Node | None = node
+        while n is not None:
+            if self.order.moved.get(n.id, -1) > asked:
+                return False
+            n = n.parent
+        return True
 
     def _merge(self, dir: Inode, node: Node, name: bytes, found: Found | None, asked: int) -> list[Inode]:
         if self.order.touched.get((node.id, name), -1) > asked:
@@ -79,13 +93,18 @@ class TierView:
         inode = known.inode
         if found is not None and found.kind == known.kind and found.token == known.token:
             if inode is None and child is None:
-                self._forget(known)
-                self._adopt(dir, node, name, found)
+                self._adopt(dir, node, name, found, known)
             elif inode is not None and not inode.local and not inode.attr_dirty:
                 self._refresh(inode, found)
             return []
         # Somebody else changed or removed what we knew.
-        if inode is not None and (inode.local or inode.pending or inode is not child or self._busy(inode)):
+        if found is not None and found.kind == known.kind == Kind.DIR:
+            known.token, known.ident = found.token, found.ident  # made again
+            self.state.touch_node(known)
+            return []
+        if inode is not None and (inode.local or inode.pending or inode is not child):
+            return []
+        if self._busy(known) or (inode is not None and found is not None and inode.attr_dirty):
             return []
         self._forget(known)
         lost = []
@@ -96,40 +115,39 @@ class TierView:
             self._adopt(dir, node, name, found)
         return lost
 
-    def _busy(self, inode: Inode) -> bool:
+    def _busy(self, node: Node) -> bool:
         """Whether something local hangs below a directory."""
-        if inode.kind != Kind.DIR:
-            return False
-        if inode.ino in self.state.busy_dirs:
+        inode = node.inode
+        if inode is not None and (
+            inode.ino in self.state.busy_dirs
+            or any(c.local or c.pending or c.node is None for c in inode.children.values())
+        ):
             return True
-        return any(
-            c.local or c.pending or c.node is None or self._busy(c) for c in inode.children.values()
-        )
+        return any(c.pending or c.held_by is not None or self._busy(c) for c in node.children.values())
 
     def _unname(self, inode: Inode) -> None:
         for child in list(inode.children.values()):
-            if child.node is not None:
-                self._forget(child.node)
             self._unname(child)
-        assert inode.parent is not None
-        assert inode.name is not None
-        del inode.parent.children[inode.name]
-        inode.parent = inode.name = None
-        self.state.touch(inode)
-        self.order.reap(inode)
+        self.order.unname(inode)
 
     def _forget(self, node: Node) -> None:
+        for child in list(node.children.values()):
+            self._forget(child)
         if node.parent is not None and node.parent.children.get(node.name) is node:
             del node.parent.children[node.name]
         node.present = False
         if node.inode is not None and node.inode.node is node and node.kind != Kind.DIR:
             node.inode.node = None
+        node.dead_pos = 0
         self.state.drop_node(node)
 
-    def _adopt(self, dir: Inode, parent: Node, name: bytes, found: Found) -> Inode:
+    def _adopt(
+        self, dir: Inode, parent: Node, name: bytes, found: Found, known: Node | None = None
+    ) -> Inode:
         s = self.state
         inode = Inode(s.next_id(), found.kind, found.attrs)
-        node = Node(s.next_id(), found.kind)
+        node = known or Node(s.next_id(), found.kind)
+        s.touch_node(node)
         node.parent, node.name, node.present = parent, name, True
         node.token, node.ident, node.inode = found.token, found.ident, inode
         parent.children[name] = node

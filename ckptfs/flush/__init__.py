@@ -1,1 +1,1 @@
-"""Flush: the worker processes that carry bytes to the tier, and the loop that publishes in order."""
+"""Flush: the worker processes that carry bytes to the tier, and what main says to them."""

@@ -74,6 +74,8 @@ class Found:
     attrs: Attrs
     token: str
     target: bytes = b""
+    ident: str = ""
+    """How the object is recognised after a rename (see `Upload.ident`)."""
 
 
 @dataclass(frozen=True, slots=True)

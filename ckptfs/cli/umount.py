@@ -1,0 +1,66 @@
+"""`ckptfs umount`: unmount, and drain before the daemon ends."""
+
+from __future__ import annotations
+
+import click
+
+from .. import mountpoint as mountpoints
+from ..control import client
+from ..control.mounts import MountState, find_mount
+from ..errors import CkptfsError, Exit
+from ..units import format_duration, plural
+from .follow import check_durable, follow
+from .output import say
+from .wait import parse_timeout
+
+_END_TIMEOUT = 15.0
+"""Seconds the daemon may take to end after its last answer."""
+
+
+@click.command(short_help="Unmount and wait until everything is durable.")
+@click.argument("mountpoint")
+@click.option("--timeout", metavar="S", help="Drain at most this long, like 30 or 5m. Default: for ever.")
+@click.option("--no-drain", is_flag=True, help="Do not wait: what is not durable stays staged.")
+def umount(mountpoint: str, timeout: str | None, no_drain: bool) -> int:
+    """Unmount MOUNTPOINT; what is not durable at the end stays staged for its next mount.
+
+    Exit codes: 0 everything is durable, 3 the time ran out, 4 an entry is stuck, 5 a file is interrupted,
+    6 not mounted, 9 left over without a daemon, 10 in use.
+    """
+    seconds = parse_timeout(timeout)
+    state = find_mount(mountpoint)
+    if not state.alive:
+        return _without_daemon(state)
+    process = client.Watched(state.pid) if state.pid else None
+    try:
+        event = follow(
+            state.paths, "umount", f"draining {state.mountpoint}", drain=not no_drain, timeout_s=seconds
+        )
+        # The next mount needs the staging that the daemon holds until its very end.
+        if process is not None and not process.wait(_END_TIMEOUT):
+            raise CkptfsError(
+                f"{state.mountpoint} is unmounted, but its daemon (pid {state.pid}) has not ended", Exit.BUSY
+            )
+    finally:
+        if process is not None:
+            process.close()
+    waited = "" if no_drain or seconds is None else f" after {format_duration(seconds)}"
+    check_durable(event, state.paths, waited, kept="; it stays staged for the next mount")
+    say(f"{state.mountpoint}: unmounted, everything is durable")
+    return Exit.OK
+
+
+def _without_daemon(state: MountState) -> int:
+    """Clear away a dead mount; what its daemon left can only be published by a new one."""
+    cleaned = mountpoints.clean_stale(state.mountpoint)
+    if state.pid or state.staged:
+        staged = plural(state.staged, "file") + " may be" if state.staged else "what was not durable is"
+        raise CkptfsError(
+            f"{state.mountpoint}: its daemon had ended, and {staged} still staged; "
+            f"run ckptfs mount {state.mountpoint} to publish",
+            Exit.LEFT_OVER,
+        )
+    if not cleaned:
+        raise client.no_daemon(state.mountpoint)
+    say(f"{state.mountpoint}: unmounted what an ended daemon had left")
+    return Exit.OK

@@ -1,0 +1,127 @@
+"""Which mounts there are: from the state files, with or without a living daemon."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+
+from .. import mountinfo
+from ..errors import CkptfsError, Exit
+from ..paths import MountPaths, mount_id, resolve, run_dir
+from . import client
+
+
+@dataclass(frozen=True, slots=True)
+class MountState:
+    """One `mount.json`, and what else can be seen of that mount from outside."""
+
+    paths: MountPaths
+    tier: str = ""
+    pid: int = 0
+    log_file: str = ""
+    started: float = 0.0
+    """Unix time."""
+    staged: int = 0
+    """Files that were staged when the daemon last wrote it down."""
+    alive: bool = False
+    """A daemon listens on the control socket."""
+    mounted: bool = False
+    """The kernel has a ckptfs mount there (dead or alive)."""
+
+    @property
+    def mountpoint(self) -> str:
+        """Absolute real path."""
+        return self.paths.mountpoint
+
+
+def read_state(paths: MountPaths, mounts: list[mountinfo.Mount] | None = None) -> MountState | None:
+    """The state of one mount point; None when nothing is known of it."""
+    try:
+        with open(paths.state, "rb") as file:
+            values = json.load(file)
+    except (OSError, ValueError):
+        values = {}  # not there, or unreadable: the socket and the kernel still tell
+    if not isinstance(values, dict):
+        values = {}
+    top = mountinfo.top_at(paths.mountpoint, mountinfo.read() if mounts is None else mounts)
+    mounted = top is not None and top.ours
+    listening = client.alive(paths)
+    if not values and not listening and not mounted:
+        return None
+    return MountState(
+        paths,
+        tier=str(values.get("tier", "")),
+        pid=_number(values.get("pid")),
+        log_file=str(values.get("log_file", "")),
+        started=float(_number(values.get("started"))),
+        staged=_number(values.get("staged")),
+        alive=listening,
+        mounted=mounted,
+    )
+
+
+def _number(value: object) -> int:
+    return int(value) if isinstance(value, int | float) else 0
+
+
+def find_mounts() -> list[MountState]:
+    """Every mount of this user on this machine, by mount point."""
+    mounts = mountinfo.read()
+    base = run_dir()
+    try:
+        names = sorted(os.listdir(base))
+    except OSError:
+        names = []
+    found: dict[str, MountState] = {}
+    for name in names:
+        mountpoint = _mountpoint_of(os.path.join(base, name, "mount.json"))
+        # The name is derived from the mount point; under another name the directory is not ours.
+        if mountpoint is not None and mount_id(mountpoint) == name:
+            state = read_state(MountPaths(mountpoint), mounts)
+            if state is not None:
+                found[mountpoint] = state
+    return [found[mountpoint] for mountpoint in sorted(found)]
+
+
+def _mountpoint_of(state_file: str) -> str | None:
+    try:
+        with open(state_file, "rb") as file:
+            mountpoint = json.load(file)["mountpoint"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return mountpoint if isinstance(mountpoint, str) and mountpoint.startswith("/") else None
+
+
+def find_mount(mountpoint: str) -> MountState:
+    """The mount at exactly this mount point (absolute, or relative to the current directory).
+
+    CkptfsError (NOT_MOUNTED) when nothing is known of it.
+    """
+    paths = MountPaths(mountpoint)
+    state = read_state(paths)
+    if state is None:
+        raise client.no_daemon(paths.mountpoint)
+    if state.mounted and not state.alive and not state.pid:
+        raise CkptfsError(
+            f"{state.mountpoint} is a ckptfs mount without a control socket in {run_dir()}; it belongs to "
+            "another user, or was made with another CKPTFS_RUN_DIR",
+            Exit.NOT_MOUNTED,
+        )
+    return state
+
+
+def mount_of(path: str, states: list[MountState]) -> tuple[MountState, str]:
+    """The mount that a path lies in, and the path made absolute.
+
+    Goes by names alone and never asks the mount, which may hang. CkptfsError (NOT_MOUNTED) when the path
+    lies in none of `states`.
+    """
+    ours = {mount.path for mount in mountinfo.read() if mount.ours}
+    absolute = resolve(path, frozenset(ours | {state.mountpoint for state in states}))
+    inside = [state for state in states if mountinfo.inside(absolute, state.mountpoint)]
+    if inside:
+        return max(inside, key=lambda state: len(state.mountpoint)), absolute
+    if any(mountinfo.inside(absolute, mountpoint) for mountpoint in ours):
+        raise CkptfsError(f"{absolute} lies in a ckptfs mount of another user", Exit.NOT_MOUNTED)
+    raise CkptfsError(f"{absolute} lies in no ckptfs mount", Exit.NOT_MOUNTED)

@@ -1,0 +1,1 @@
+"""The engine: the one process that decides. Absorb, admission, the merged view, flush and publishing."""

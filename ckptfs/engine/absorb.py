@@ -1,0 +1,344 @@
+"""Content of files in the mount: writes land in staging, closes make versions, reads come from wherever it is."""
+
+from __future__ import annotations
+
+import errno
+import fnmatch
+import logging
+import os
+import time
+from collections.abc import Callable
+
+import trio
+
+from ckptfs.core import Inode
+from ckptfs.core.model import Unsealed
+from ckptfs.engine.admission import Admission
+from ckptfs.engine.fetch import Fetcher
+from ckptfs.engine.hub import Hub
+from ckptfs.staging import Blob
+from ckptfs.staging.store import is_full
+from ckptfs.tiers.base import Kind, TierError
+
+log = logging.getLogger("ckptfs")
+
+Interrupted = Callable[[], bool] | None
+
+
+class Absorb:
+    """The data path. Fast paths have no `await`, so they are atomic on the event loop."""
+
+    def __init__(self, hub: Hub, admission: Admission, fetcher: Fetcher) -> None:
+        self.hub = hub
+        self.admission = admission
+        self.fetcher = fetcher
+        self._locks: dict[int, trio.Lock] = {}
+        self._seals = trio.Lock()
+
+    def is_stream(self, name: bytes) -> bool:
+        """Whether a name matches the stream globs (R6)."""
+        text = os.fsdecode(name)
+        return any(fnmatch.fnmatchcase(text, g) for g in self.hub.config.stream_globs)
+
+    # -- writing -----------------------------------------------------------------------------
+
+    async def write(self, inode: Inode, offset: int, buf: bytes, interrupted: Interrupted) -> int:
+        """Put bytes into staging. With `interrupted` (direct handles) the count may be short."""
+        size = len(buf)
+        blob = self.hub.staging.blobs.get(inode.data)
+        if (
+            blob is not None
+            and not blob.clean
+            and blob.plain
+            and not inode.close_mark
+            and (
+                inode.unsealed is Unsealed.REWRITTEN
+                or (inode.unsealed is Unsealed.APPENDED and offset >= inode.size)
+            )
+            and (not inode.puts or not self.hub.core.content.needs_clone(inode, offset))
+            and self.admission.fits(size)
+        ):
+            try:
+                n = self.hub.staging.write_plain(blob, offset, buf)
+            except OSError as e:
+                if not is_full(e):
+                    raise
+                n = 0
+            if n == size:
+                self._wrote(inode, offset, n)
+                return n
+        return await self._write_slowly(inode, offset, buf, interrupted)
+
+    def _wrote(self, inode: Inode, offset: int, n: int) -> None:
+        end = offset + n
+        if end > inode.size:
+            inode.size = end
+        inode.mtime_ns = inode.ctime_ns = time.time_ns()
+        self.hub.counters.absorbed.total += n
+
+    async def _write_slowly(self, inode: Inode, offset: int, buf: bytes, interrupted: Interrupted) -> int:
+        view = memoryview(buf)
+        done = 0
+        while done < len(buf):
+            rest = view[done:]
+            try:
+                room = await self.admission.admit(len(rest), interrupted=interrupted, path=inode.path)
+                n = await self._write_piece(inode, offset + done, rest[:room], interrupted)
+            except OSError:
+                if done and interrupted is not None:
+                    return done
+                raise
+            done += n
+            if n < len(rest) and interrupted is not None and done:
+                return done
+        return done
+
+    async def _write_piece(
+        self, inode: Inode, offset: int, piece: memoryview, interrupted: Interrupted
+    ) -> int:
+        blob = await self.make_writable(inode, offset, interrupted)
+        staging = self.hub.staging
+        n = 0
+        while n == 0:
+            try:
+                if blob.plain:
+                    n = staging.write_plain(blob, offset, piece)
+                else:
+                    n = await staging.write_mixed(blob, offset, piece)
+            except OSError as e:
+                if not is_full(e):
+                    raise
+                # The staging tmpfs' own fence: account anew, and wait like anybody else.
+                staging.measure(blob)
+                if interrupted is not None and interrupted():
+                    raise OSError(errno.EINTR, os.strerror(errno.EINTR)) from e
+                self.hub.work.beat()
+                await self.hub.room.wait(0.1)
+        self._wrote(inode, offset, n)
+        return n
+
+    async def make_writable(self, inode: Inode, offset: int, interrupted: Interrupted = None) -> Blob:
+        """Staging of the inode that may be changed at `offset`; journals that it is dirty (before bytes)."""
+        core = self.hub.core
+        blob = self.hub.staging.blobs.get(inode.data)
+        if blob is None or blob.present is not None or core.content.needs_clone(inode, offset):
+            async with self._lock(inode):
+                blob = self.hub.staging.blobs.get(inode.data)
+                if core.content.needs_clone(inode, offset):
+                    blob = await self._clone(inode, inode.size, interrupted)
+                elif blob is None or blob.present is not None:
+                    blob = await self._fetch_all(inode, interrupted)
+        if core.content.dirty(inode, offset):
+            self.hub.staging.make_dirty(blob)
+            self.hub.commit()
+        return blob
+
+    def _lock(self, inode: Inode) -> trio.Lock:
+        lock = self._locks.get(inode.ino)
+        if lock is None:
+            if len(self._locks) > 1_000:
+                self._locks = {k: v for k, v in self._locks.items() if v.locked()}
+            lock = self._locks[inode.ino] = trio.Lock()
+        return lock
+
+    async def _reserve(self, inode: Inode, size: int, interrupted: Interrupted) -> None:
+        """Wait for room for a copy, in steps a waiting writer's signal can end."""
+        waited = None if interrupted is None else interrupted
+        while not self.admission.fits(size):
+            got = await self.admission.admit(size, interrupted=waited, path=inode.path)
+            if got >= size:
+                return
+
+    async def _clone(self, inode: Inode, length: int, interrupted: Interrupted) -> Blob:
+        """Give the inode its own copy of the first `length` bytes; the sealed version keeps the old."""
+        hub = self.hub
+        source_blob = hub.staging.blobs[inode.data]
+        length = min(length, inode.size)
+        await self._reserve(inode, length, interrupted)
+        data = hub.new_data()
+        blob = hub.staging.create(data)
+        try:
+            if length:
+                source = hub.staging.pin(source_blob, 0, length)
+                try:
+                    await hub.pool.call("clone", source, str(blob.path))
+                finally:
+                    hub.staging.unpin(source_blob)
+        except TierError as e:
+            hub.staging.delete(data)
+            log.error("a copy of %s could not be made: %s", os.fsdecode(inode.path()), e.message)
+            raise OSError(errno.EIO, e.message) from e
+        except BaseException:
+            hub.staging.delete(data)
+            raise
+        hub.staging.truncate(blob, length)
+        mtime = inode.mtime_ns
+        hub.core.content.replace(inode, data, time.time(), size=length)
+        inode.mtime_ns = mtime
+        hub.commit()
+        return blob
+
+    async def _fetch_all(self, inode: Inode, interrupted: Interrupted) -> Blob:
+        """Bring a file that only the tier has wholly into staging (no holes that read as zeros)."""
+        await self._reserve(inode, inode.size, interrupted)
+        return await self.fetcher.whole(inode)
+
+    async def truncate(self, inode: Inode, size: int) -> None:
+        """truncate(2), ftruncate(2) and O_TRUNC."""
+        core, staging = self.hub.core, self.hub.staging
+        now = time.time()
+        if size == 0:
+            self._fresh(inode, now)
+            return
+        blob = staging.blobs.get(inode.data)
+        if size < inode.size and core.content.needs_clone(inode, size):
+            async with self._lock(inode):
+                blob = await self._clone(inode, size, None)
+        else:
+            blob = await self.make_writable(inode, min(size, inode.size))
+            if core.content.dirty(inode, min(size, inode.size)):
+                self.hub.commit()
+            staging.truncate(blob, size)
+        inode.size = size
+        inode.mtime_ns = inode.ctime_ns = time.time_ns()
+
+    def _fresh(self, inode: Inode, now: float) -> None:
+        """Empty staging for the inode; whatever it had stays for the versions that need it."""
+        data = self.hub.new_data()
+        self.hub.staging.create(data)
+        self.hub.core.content.replace(inode, data, now)
+        self.hub.commit()
+
+    # -- sealing -----------------------------------------------------------------------------
+
+    async def closed(self, inode: Inode) -> None:
+        """The opener's last descriptor is gone; make that survive a crash before close(2) returns."""
+        if inode.unsealed is Unsealed.NO or inode.dead or inode.close_mark or inode.held:
+            return
+        if self.hub.durable_staging:
+            await self.sync(inode)
+        if self.hub.core.content.mark_closed(inode):
+            self.hub.commit()
+
+    async def seal(self, inode: Inode) -> None:
+        """Make a version of what was written and queue it for the tier."""
+        if inode.unsealed is Unsealed.NO or inode.dead or inode.held:
+            return
+        if self.hub.durable_staging:
+            async with self._seals:
+                await self.sync(inode)
+                await self._record_digests(inode)
+                self.seal_now(inode)
+        else:
+            self.seal_now(inode)
+
+    def seal_now(self, inode: Inode) -> None:
+        """The seal itself: one journal transaction."""
+        self.hub.core.content.seal(inode, time.time())
+        self.hub.commit()
+        self.hub.work.beat()
+
+    async def sync(self, inode: Inode) -> None:
+        """fdatasync of the staged bytes (durable staging only)."""
+        blob = self.hub.staging.blobs.get(inode.data)
+        if blob is None:
+            return
+        blob.users += 1
+        try:
+            await trio.to_thread.run_sync(os.fdatasync, self.hub.staging.open(blob))
+            if blob.spill_fd >= 0:
+                await trio.to_thread.run_sync(os.fdatasync, blob.spill_fd)
+        finally:
+            self.hub.staging.unuse(blob)
+
+    async def _record_digests(self, inode: Inode) -> None:
+        """Durable staging is checked against these after a reboot, before it is uploaded."""
+        hub = self.hub
+        blob = hub.staging.blobs.get(inode.data)
+        if blob is None:
+            return
+        source = hub.staging.pin(blob, 0, inode.size)
+        try:
+            digests = await hub.pool.call("digest_chunks", source, hub.core.content.chunk_for(inode.size))
+        except TierError as e:
+            log.warning("no digests for %s: %s", os.fsdecode(inode.path()), e.message)
+            return
+        finally:
+            hub.staging.unpin(blob)
+        hub.journal.set_digests(blob.id, [(d.offset, d.length, d.xxh3) for d in digests])
+
+    def interrupt(self, inode: Inode, reason: str) -> None:
+        """Its writer was killed: keep, don't publish (R6)."""
+        self.hub.core.content.interrupt(inode, time.time(), reason)
+        self.hub.commit()
+        log.warning(
+            "%s is interrupted (%s): kept in the mount, not published; `ckptfs publish` or `ckptfs discard` it",
+            os.fsdecode(inode.path()), reason,
+        )  # fmt: skip
+        self.hub.changed.beat()
+
+    async def run_streams(self) -> None:
+        """R6: append-only streams that stay open get a version now and then."""
+        while True:
+            await trio.sleep(self.hub.config.stream_interval)
+            for inode in list(self.hub.open_writers.values()):
+                # A new log is "rewritten" only because it was created: no version of it exists yet.
+                appended = inode.unsealed is Unsealed.APPENDED or (inode.node is None and not inode.puts)
+                if appended and not inode.held and self.is_stream(inode.name or b""):
+                    await self.seal(inode)
+
+    # -- waiting -----------------------------------------------------------------------------
+
+    async def wait_durable(self, inode: Inode) -> None:
+        """fsync under `fsync=tier`: seal and wait until the tier has it. EIO for a held file."""
+        await self.seal(inode)
+        hub = self.hub
+        last = inode.puts[-1] if inode.puts else None
+        hub.waiting_for_durable += 1
+        hub.work.beat()
+        try:
+            while last is not None and last.id in hub.core.state.log:
+                await hub.changed.wait(1.0)
+        finally:
+            hub.waiting_for_durable -= 1
+        if inode.held:
+            log.error(
+                "fsync of %s: it is %s and will not be published", os.fsdecode(inode.path()), inode.held
+            )
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    async def wait_dir_durable(self, dir: Inode) -> None:
+        """fsync of a directory under `fsync=tier`: everything logged below it so far."""
+        hub = self.hub
+        waiting = {e.id for e in hub.core.state.log.values() if _below(e.dir, dir)}
+        hub.waiting_for_durable += 1
+        hub.work.beat()
+        try:
+            while waiting & hub.core.state.log.keys():
+                await hub.changed.wait(1.0)
+        finally:
+            hub.waiting_for_durable -= 1
+
+    # -- reading -----------------------------------------------------------------------------
+
+    async def read(self, inode: Inode, offset: int, size: int) -> bytes:
+        """Bytes at `offset`, short at the end of the file."""
+        size = min(size, inode.size - offset)
+        if size <= 0 or inode.kind != Kind.FILE:
+            return b""
+        blob = self.hub.staging.blobs.get(inode.data)
+        if blob is not None and blob.present is None and not blob.spilled:
+            if blob.clean:
+                self.hub.staging.touch(blob)
+            return self.hub.staging.read_plain(blob, offset, size)
+        if blob is not None and blob.present is None:
+            return await self.hub.staging.read_mixed(blob, offset, size)
+        return await self.fetcher.read(inode, offset, size)
+
+
+def _below(inode: Inode | None, dir: Inode) -> bool:
+    while inode is not None:
+        if inode is dir:
+            return True
+        inode = inode.parent
+    return False

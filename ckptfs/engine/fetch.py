@@ -1,0 +1,189 @@
+"""Reading what only the tier has: read-ahead into clean cache, digests checked (invariant 10)."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import random
+from typing import TYPE_CHECKING
+
+import trio
+
+from ckptfs.core import Inode
+from ckptfs.engine.hub import Hub
+from ckptfs.staging import EXTENT, Blob
+from ckptfs.tiers.base import TierError, Trouble
+
+if TYPE_CHECKING:
+    from ckptfs.engine.admission import Admission
+
+log = logging.getLogger("ckptfs")
+
+UNIT = 16 << 20
+"""Bytes fetched at once: covers a whole chunk of the default size, so that its digest can be checked."""
+
+AHEAD_UNITS = 3
+"""Units fetched beyond the one asked for when a file is read in order."""
+
+
+class Fetcher:
+    """Fills clean blobs from the tier. Reads never wait for the budget: without room they bypass it."""
+
+    def __init__(self, hub: Hub, admission: Admission, nursery: trio.Nursery) -> None:
+        self.hub = hub
+        self.admission = admission
+        self.nursery = nursery
+        self._next: dict[int, int] = {}
+
+    async def read(self, inode: Inode, offset: int, size: int) -> bytes:
+        """Bytes of a file that is not (wholly) in staging."""
+        blob = await self._blob(inode)
+        staging = self.hub.staging
+        first, last = offset // EXTENT, (offset + size - 1) // EXTENT
+        blob.users += 1
+        try:
+            if blob.present is not None and any(x not in blob.present for x in range(first, last + 1)):
+                unit = blob.unit
+                for u in range(offset // unit, (offset + size - 1) // unit + 1):
+                    if not await self._fetch(inode, blob, u):
+                        return await self._bypass(inode, offset, size)
+                if offset in (0, self._next.get(inode.ino, 0)):
+                    self._read_ahead(inode, blob, (offset + size - 1) // unit + 1)
+            self._next[inode.ino] = offset + size
+            staging.touch(blob)
+            return staging.read_plain(blob, offset, size)
+        finally:
+            staging.unuse(blob)
+
+    async def whole(self, inode: Inode) -> Blob:
+        """All of a file, for a writer (who has reserved the room)."""
+        blob = await self._blob(inode)
+        blob.users += 1
+        try:
+            if inode.size:
+                for u in range((inode.size - 1) // blob.unit + 1):
+                    await self._fetch(inode, blob, u, must=True)
+            blob.present = None
+            return blob
+        finally:
+            self.hub.staging.unuse(blob)
+
+    async def _blob(self, inode: Inode) -> Blob:
+        hub = self.hub
+        blob = hub.staging.blobs.get(inode.data)
+        if blob is None:
+            data = hub.new_data()
+            blob = hub.staging.create_cache(data, inode.size)
+            hub.core.state.set_data(inode, data)
+            hub.commit()
+        if not blob.unit:
+            blob.unit = UNIT
+            node = inode.node
+            if node is not None and node.present and inode.size > UNIT:
+                try:
+                    digests = await hub.pool.call("digests", node.path(), node.token)
+                except TierError:
+                    digests = ()
+                if digests and digests[0].length > UNIT:
+                    blob.unit = -(-digests[0].length // EXTENT) * EXTENT
+        return blob
+
+    def _read_ahead(self, inode: Inode, blob: Blob, unit: int) -> None:
+        for u in range(unit, unit + AHEAD_UNITS):
+            start = u * blob.unit // EXTENT
+            if u * blob.unit >= inode.size:
+                return
+            if blob.present is None or start in blob.present or start in blob.fetching:
+                continue
+            if not self.admission.fits(blob.unit * 2):
+                return
+            self.nursery.start_soon(self._ahead, inode, blob, u)
+
+    async def _ahead(self, inode: Inode, blob: Blob, unit: int) -> None:
+        if blob.dead:
+            return
+        blob.users += 1
+        try:
+            await self._fetch(inode, blob, unit)
+        except OSError as e:
+            log.debug("read-ahead of %s: %s", os.fsdecode(inode.path()), e)
+        finally:
+            self.hub.staging.unuse(blob)
+
+    async def _fetch(self, inode: Inode, blob: Blob, unit: int, *, must: bool = False) -> bool:
+        """Bring one unit into the blob. False when there is no room for it in the budget."""
+        start = unit * blob.unit // EXTENT
+        length = min(blob.unit, inode.size - unit * blob.unit)
+        extents = range(start, start + -(-length // EXTENT))
+        while True:
+            if blob.present is None or all(x in blob.present for x in extents):
+                return True
+            running = next((blob.fetching[x] for x in extents if x in blob.fetching), None)
+            if running is None:
+                break
+            await running.wait()
+        staging = self.hub.staging
+        if not must and not self.admission.fits(length):
+            staging.evict(staging.used + length - self.admission.limit, keep=blob)
+            if not self.admission.fits(length) and not self._shift(blob, start, length):
+                return False
+        event = trio.Event()
+        for x in extents:
+            blob.fetching[x] = event
+        blob.pins += 1
+        try:
+            await self._ask(inode, "fetch", unit * blob.unit, length, str(blob.path))
+            if blob.present is not None:
+                blob.present.update(extents)
+        finally:
+            for x in extents:
+                blob.fetching.pop(x, None)
+            event.set()
+            if not blob.dead:
+                staging.measure(blob)
+            staging.unpin(blob)
+        return True
+
+    def _shift(self, blob: Blob, start: int, length: int) -> bool:
+        """A file larger than the cache, read in order: drop what lies behind."""
+        staging = self.hub.staging
+        need = staging.used + length - self.admission.limit
+        behind = sum(1 for x in blob.present or () if x < start)
+        if blob.pins or behind * EXTENT < need:
+            return False
+        staging.shrink(blob, need)
+        return self.admission.fits(length)
+
+    async def _bypass(self, inode: Inode, offset: int, size: int) -> bytes:
+        """Straight from the tier, when the budget has no room."""
+        answer = await self._ask(inode, "read", offset, size)
+        assert isinstance(answer, bytes)
+        return answer
+
+    async def _ask(self, inode: Inode, method: str, *args: object) -> object:
+        """Ask for bytes of the inode's published object, for as long as the tier is down (never EIO
+        for that). ESTALE when somebody replaced the object, EIO when its bytes are corrupt."""
+        tries = 0
+        while True:
+            node = inode.node
+            if node is None or not node.present:
+                raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+            moving = node.pending
+            try:
+                answer = await self.hub.pool.call(method, node.path(), node.token, *args)
+            except TierError as e:
+                if e.trouble == Trouble.CORRUPT:
+                    log.error("%s: %s", os.fsdecode(inode.path()), e.message)
+                    self.hub.counters.errors += 1
+                    raise OSError(errno.EIO, e.message) from e
+                if e.trouble == Trouble.CHANGED and not moving and tries >= 3:
+                    raise OSError(errno.ESTALE, e.message) from e
+                if e.trouble == Trouble.REFUSED:
+                    raise OSError(e.errno or errno.EACCES, e.message) from e
+                self.hub.health.down(e)
+                await trio.sleep(random.uniform(0, min(2.0, 0.02 * 2 ** min(tries, 7))))
+                tries += 1
+            else:
+                self.hub.health.up()
+                return answer

@@ -1,0 +1,171 @@
+"""What the parts of the engine share: the core, its journal, the staging, and news of changes."""
+
+from __future__ import annotations
+
+import fnmatch
+import logging
+import os
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import trio
+
+from ckptfs.config import Config
+from ckptfs.core import Core, Inode
+from ckptfs.flush.pool import WorkerPool
+from ckptfs.journal.journal import Journal
+from ckptfs.staging import Staging
+from ckptfs.tiers.base import TierError, Trouble
+
+log = logging.getLogger("ckptfs")
+
+
+class Pulse:
+    """An event that can happen again and again: `wait` returns at the next `beat`."""
+
+    def __init__(self) -> None:
+        self._event = trio.Event()
+
+    def beat(self) -> None:
+        """Wake all who wait now."""
+        if self._event.statistics().tasks_waiting:
+            self._event.set()
+            self._event = trio.Event()
+
+    async def wait(self, timeout: float) -> None:
+        """Until the next beat, or `timeout` seconds."""
+        with trio.move_on_after(timeout):
+            await self._event.wait()
+
+
+class Rate:
+    """Bytes per second over the last few seconds."""
+
+    WINDOW_S = 5.0
+
+    def __init__(self) -> None:
+        self._marks: deque[tuple[float, int]] = deque()
+        self.total = 0
+
+    def add(self, count: int) -> None:
+        """Bytes that just passed."""
+        self.total += count
+
+    def sample(self, now: float) -> None:
+        """Remember the total; called about twice a second."""
+        self._marks.append((now, self.total))
+        while len(self._marks) > 2 and self._marks[0][0] < now - self.WINDOW_S:
+            self._marks.popleft()
+
+    def per_second(self, now: float) -> float:
+        """The rate."""
+        if not self._marks:
+            return 0.0
+        t, total = self._marks[0]
+        return (self.total - total) / max(0.25, now - t)
+
+
+@dataclass
+class Health:
+    """How the tier is. `since` in seconds since the epoch."""
+
+    state: str = "up"
+    error: str = ""
+    since: float = field(default_factory=time.time)
+
+    def up(self) -> None:
+        """It answered."""
+        if self.state == "down":
+            log.info("the tier answers again after %.1f s", time.time() - self.since)
+            self._set("up", "")
+
+    def down(self, error: TierError) -> None:
+        """It did not."""
+        if error.trouble == Trouble.DOWN:
+            if self.state != "down":
+                log.warning("the tier does not answer: %s; retrying until it does", error.message)
+                self._set("down", error.message)
+            self.error = error.message
+
+    def _set(self, state: str, error: str) -> None:
+        self.state, self.error, self.since = state, error, time.time()
+
+
+@dataclass
+class Counters:
+    """What status tells besides the state itself."""
+
+    absorbed: Rate = field(default_factory=Rate)
+    flushed: Rate = field(default_factory=Rate)
+    held_back_s: float = 0.0
+    writers_waiting: int = 0
+    reuploaded_bytes: int = 0
+    errors: int = 0
+    last_durable_path: str = ""
+    last_durable_time: float = 0.0
+    started: float = field(default_factory=time.time)
+
+
+class Hub:
+    """Shared by all parts. Everything runs on the one trio thread, so a step without `await` is atomic."""
+
+    def __init__(
+        self, config: Config, core: Core, journal: Journal, staging: Staging, pool: WorkerPool
+    ) -> None:
+        self.config = config
+        self.core = core
+        self.journal = journal
+        self.staging = staging
+        self.pool = pool
+        self.health = Health()
+        self.counters = Counters()
+        self.work = Pulse()
+        """Something may be sent or published."""
+        self.changed = Pulse()
+        """Something became durable, or stuck."""
+        self.room = Pulse()
+        """Staging memory was freed."""
+        self.waiting_for_durable = 0
+        self.draining = False
+        self.spilled_ids: set[int] = set()
+        self.open_writers: dict[int, Inode] = {}
+        """Inodes open for writing."""
+        self.durable_staging = bool(config.cache_dir)
+        staging.freed = self.room.beat
+
+    def commit(self) -> None:
+        """Journal what the core changed, then delete the staging nobody needs. Before every reply."""
+        state = self.core.state
+        if state.changed:
+            self.journal.commit(state.take_changes())
+        if state.freed:
+            freed = state.take_freed()
+            rows = [d for d in freed if d in self.spilled_ids] if not self.durable_staging else freed
+            if rows:
+                self.journal.drop_data(rows)
+                self.spilled_ids.difference_update(rows)
+            for data in freed:
+                self.staging.delete(data)
+
+    def hurry(self) -> bool:
+        """Whether to send without waiting out the settle time."""
+        return (
+            self.draining
+            or self.waiting_for_durable > 0
+            or self.counters.writers_waiting > 0
+            or self.staging.used * 2 > self.config.cache_size
+        )
+
+    def new_data(self) -> int:
+        """Id of a new staging file."""
+        return self.core.state.next_id()
+
+    def fsync_policy(self, inode: Inode) -> str:
+        """`cache` or `tier` for this file: the first matching rule, else the mount's."""
+        if self.config.fsync_rules:
+            path = os.fsdecode(inode.path())
+            for glob, policy in self.config.fsync_rules:
+                if fnmatch.fnmatchcase(path, glob) or fnmatch.fnmatchcase(path.rsplit("/", 1)[-1], glob):
+                    return policy
+        return self.config.fsync

@@ -1,0 +1,313 @@
+"""One mount's life: recover, serve, drain. Builds the parts and runs their tasks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+import trio
+
+from ckptfs import memory
+from ckptfs.config import Config
+from ckptfs.control.server import ControlServer
+from ckptfs.core import Core
+from ckptfs.core.state import load
+from ckptfs.engine.absorb import Absorb
+from ckptfs.engine.admission import Admission
+from ckptfs.engine.fetch import Fetcher
+from ckptfs.engine.hub import Hub
+from ckptfs.engine.publisher import Publisher
+from ckptfs.engine.recovery import recover
+from ckptfs.engine.report import Report
+from ckptfs.engine.space import SpaceInfo
+from ckptfs.engine.uploader import Uploader
+from ckptfs.engine.view import View
+from ckptfs.errors import CkptfsError, Exit
+from ckptfs.flush.pool import PoolSettings, WorkerPool
+from ckptfs.fuse.session import FuseSession
+from ckptfs.journal.journal import Journal
+from ckptfs.paths import MountPaths
+from ckptfs.staging import Area, Staging
+from ckptfs.tiers.base import Attrs, TierError, TierInfo, Trouble
+
+log = logging.getLogger("ckptfs")
+
+Say = Callable[[dict[str, object]], None]
+
+STATE_S = 1.0
+"""How often `mount.json` is brought up to date."""
+
+
+class MountSession:
+    """Everything of one daemon."""
+
+    def __init__(self, config: Config, paths: MountPaths) -> None:
+        self.config = config
+        self.paths = paths
+        self.area = Area(
+            paths, config.cache_size, config.cache_dir, config.spill_dir if config.spill_size else ""
+        )
+        self._unmounted = trio.Event()
+        self._stop_signals = 0
+
+    async def run(self, say: Say) -> int:
+        """Returns the exit code."""
+        self.area.lock()
+        self.area.prepare()
+        journal = Journal(self.area.journal, durable=self.area.durable)
+        try:
+            return await self._run(journal, say)
+        finally:
+            journal.close()
+            if self._nothing_left:
+                self.area.destroy()
+
+    _nothing_left = False
+
+    async def _run(self, journal: Journal, say: Say) -> int:
+        config = self.config
+        settings = PoolSettings(
+            config.tier, self._uuid(), count=config.workers, threads=config.worker_threads,
+            niceness=config.niceness, options=config.options, pass_fds=(self.area.lock_fd,),
+        )  # fmt: skip
+        now = time.time_ns()
+        root = Attrs(0o755, os.geteuid(), os.getegid(), now, now)
+        core = Core(load(journal.load(), root), settle_s=config.settle_time, chunk_bytes=config.chunk_size)
+        staging = Staging(self.area.data, self.area.cache, self.area.spill)
+        async with trio.open_nursery() as nursery:
+            pool = WorkerPool(settings, nursery)
+            hub = self.hub = Hub(config, core, journal, staging, pool)
+            admission = Admission(hub)
+            fetcher = Fetcher(hub, admission, nursery)
+            absorb = Absorb(hub, admission, fetcher)
+            view = View(hub)
+            uploader, publisher = Uploader(hub), Publisher(hub)
+            report = self.report = Report(hub, publisher, self.paths.mountpoint, config.log_file)
+            space = SpaceInfo(hub)
+            self.fuse = FuseSession(hub, absorb, view, space, report.state_of, self.paths.mountpoint)
+            control = self.control = ControlServer(
+                hub, publisher, view, report, self._unmount, self.fuse.forget_name
+            )
+            try:
+                await pool.start()
+                lines = await self._begin(absorb)
+                for task in (
+                    uploader.run, publisher.run, admission.run_spill, absorb.run_streams, space.run,
+                    self._sample, self._write_state,
+                ):  # fmt: skip
+                    nursery.start_soon(task)
+                nursery.start_soon(admission.run_pressure, memory.available, _total_memory())
+                self.paths.create()
+                await nursery.start(control.run, self.paths.control)
+                self.fuse.open()
+                nursery.start_soon(self._signals)
+                say({"ok": True, "lines": lines})
+                for line in lines:
+                    log.info("%s", line)
+                _notify_systemd("READY=1")
+                await self.fuse.serve()
+                self._unmounted.set()
+                await self._drain()
+                code = self._outcome()
+            finally:
+                with trio.CancelScope(deadline=trio.current_time() + 10, shield=True):
+                    await pool.close()
+                nursery.cancel_scope.cancel()
+        self._save_state()
+        return code
+
+    # -- beginning ---------------------------------------------------------------------------
+
+    def _uuid(self) -> str:
+        """This mount point's identity on this machine: whose hidden files on the tier are whose."""
+        path = Path(self.paths.uuid)
+        try:
+            found = path.read_text().strip()
+        except FileNotFoundError:
+            found = ""
+        if not found:
+            found = uuid.uuid4().hex
+            path.write_text(found + "\n")
+        return found
+
+    async def _begin(self, absorb: Absorb) -> list[str]:
+        """Probe the tier, recover what an earlier daemon left; returns what to tell the user."""
+        hub, config = self.hub, self.config
+        info: TierInfo | None = None
+        lines: list[str] = []
+        try:
+            info = await hub.pool.call("probe")
+        except TierError as e:
+            if not config.allow_tier_down or e.trouble == Trouble.REFUSED:
+                raise CkptfsError(
+                    f"the tier {config.tier} can't be used: {e.message}"
+                    + ("" if e.trouble == Trouble.REFUSED else " (--allow-tier-down mounts anyway)"),
+                    Exit.TIER_DOWN,
+                ) from e
+            hub.health.down(e)
+            lines.append(f"the tier does not answer ({e.message}); files are staged until it does")
+        self.report.recovered = await recover(hub, absorb.is_stream)
+        if info is not None:
+            await self._root_attributes()
+            keep = frozenset(e.upload.handle for e in hub.core.state.log.values() if e.upload is not None)
+            try:
+                await hub.pool.call("sweep", keep)
+            except TierError as e:
+                hub.health.down(e)
+        policy = (
+            "the bytes are safe from process death (cache)" if config.fsync == "cache" else "durable (tier)"
+        )
+        lines.insert(0, f"mounted {self.paths.mountpoint} on {config.tier}; fsync returns when {policy}")
+        lines += [f"tier: {note}" for note in (info.notes if info is not None else ())]
+        if self.report.recovered:
+            lines.append(self.report.recovered)
+        return lines
+
+    async def _root_attributes(self) -> None:
+        root = self.hub.core.state.root
+        try:
+            found = await self.hub.pool.call("stat", b"")
+        except TierError as e:
+            self.hub.health.down(e)
+            return
+        if found is not None:
+            a = found.attrs
+            root.mode, root.uid, root.gid = a.mode, a.uid, a.gid
+            root.atime_ns, root.mtime_ns, root.ctime_ns = a.atime_ns, a.mtime_ns, a.mtime_ns
+
+    # -- serving -----------------------------------------------------------------------------
+
+    async def _sample(self) -> None:
+        counters = self.hub.counters
+        while True:
+            now = time.monotonic()
+            counters.absorbed.sample(now)
+            counters.flushed.sample(now)
+            await trio.sleep(0.5)
+
+    async def _write_state(self) -> None:
+        last = ""
+        while True:
+            text = self._state_text()
+            if text != last:
+                self._save_state()
+                last = text
+            await trio.sleep(STATE_S)
+
+    def _state_text(self) -> str:
+        state = self.hub.core.state
+        staged = len({e.inode.ino for e in state.log.values()}) + len(state.held_inodes)
+        return json.dumps(
+            {
+                "mountpoint": self.paths.mountpoint, "tier": self.config.tier, "pid": os.getpid(),
+                "log_file": self.config.log_file, "started": self.hub.counters.started, "staged": staged,
+            }
+        )  # fmt: skip
+
+    def _save_state(self) -> None:
+        if self._nothing_left:
+            return
+        path = Path(self.paths.state)
+        part = path.with_suffix(".part")
+        part.write_text(self._state_text())
+        os.replace(part, path)
+
+    async def _unmount(self) -> None:
+        """For `ckptfs umount`: refuse when in use, else wait until the mount is gone."""
+        if self._unmounted.is_set():
+            return
+        mountpoint = self.paths.mountpoint
+        command = ["umount", mountpoint] if os.geteuid() == 0 else ["fusermount3", "-u", mountpoint]
+        done = await trio.run_process(command, check=False, capture_stderr=True, stdin=subprocess.DEVNULL)
+        if done.returncode and not self._unmounted.is_set():
+            raise CkptfsError(
+                f"{mountpoint} can't be unmounted ({done.stderr.decode(errors='replace').strip()}): end or move"
+                " the processes that use it",
+                Exit.BUSY,
+            )
+        await self._unmounted.wait()
+
+    async def _signals(self) -> None:
+        with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            async for number in signals:
+                self._stop_signals += 1
+                if self._stop_signals > 1:
+                    log.warning("a second signal: ending now, what is not durable stays staged")
+                    self.control.give_up_at = trio.current_time()
+                    self.fuse.terminate()
+                    continue
+                log.info(
+                    "%s: unmounting, draining for at most %g s", signal.Signals(number).name,
+                    self.config.drain_timeout,
+                )  # fmt: skip
+                _notify_systemd("STOPPING=1")
+                self.control.give_up_at = trio.current_time() + self.config.drain_timeout
+                self.hub.changed.beat()
+                await self.fuse.detach()
+                self._hurry_out()
+
+    def _hurry_out(self) -> None:
+        """Open files keep a detached mount alive; not beyond the time allowed."""
+        assert self.control.give_up_at is not None
+        deadline = self.control.give_up_at
+
+        async def enforce() -> None:
+            await trio.sleep_until(deadline)
+            self.fuse.terminate()
+
+        self.fuse.nursery.start_soon(enforce)
+
+    # -- ending ------------------------------------------------------------------------------
+
+    async def _drain(self) -> None:
+        """Publish what is left, for as long as it takes or is allowed."""
+        hub = self.hub
+        hub.draining = True
+        hub.work.beat()
+        hub.changed.beat()
+        while not hub.core.order.settled:
+            at = self.control.give_up_at
+            if at is not None and trio.current_time() >= at:
+                break
+            await hub.changed.wait(0.25 if at is None else max(0.0, min(0.25, at - trio.current_time())))
+        hub.changed.beat()
+        with trio.move_on_after(2.0):
+            while self.control.streaming:  # let `ckptfs umount` and `wait` have their last line
+                await trio.sleep(0.01)
+
+    def _outcome(self) -> int:
+        state = self.hub.core.state
+        left = len({e.inode.ino for e in state.log.values()})
+        if left or state.held_inodes or not self.hub.core.order.settled:
+            log.warning(
+                "%d files are not durable and %d are interrupted or skipped; they stay staged for the next"
+                " mount of %s", left, len(state.held_inodes), self.paths.mountpoint,
+            )  # fmt: skip
+            return Exit.LEFT_OVER
+        log.info("everything is durable")
+        self._nothing_left = True
+        return Exit.OK
+
+
+def _total_memory() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _notify_systemd(message: str) -> None:
+    """sd_notify(3), where systemd asked for it."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    if address.startswith("@"):
+        address = "\0" + address[1:]
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.sendto(message.encode(), address)

@@ -1,0 +1,147 @@
+"""Sends chunks: planned oldest first, in parallel over the workers' lanes, retried for ever."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+from collections.abc import Callable
+
+import trio
+
+from ckptfs.core import Entry
+from ckptfs.core.plan import Begin, Chunk, Job, Small
+from ckptfs.engine.hub import Hub
+from ckptfs.tiers.base import Failed, Source, TierError, Trouble, Upload
+
+log = logging.getLogger("ckptfs")
+
+BACKOFF_CAP_S = 5.0
+STUCK_RETRY_S = 15.0
+
+
+def backoff(tries: int) -> float:
+    """Seconds to wait before another try: full jitter, so that many lanes don't come back as one."""
+    return random.uniform(0.0, min(BACKOFF_CAP_S, 0.05 * 2 ** min(tries, 8)))
+
+
+class Uploader:
+    """Keeps every lane busy while there is something to send."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.lanes = hub.config.workers * hub.config.worker_threads
+        self._busy = 0
+        self._tries = 0
+
+    async def run(self) -> None:
+        """For ever."""
+        hub = self.hub
+        async with trio.open_nursery() as nursery:
+            while True:
+                now = time.time()
+                free = self.lanes - self._busy
+                if free > 0:
+                    for job in hub.core.planner.next_jobs(now, free, hurry=hub.hurry()):
+                        self._busy += 1
+                        nursery.start_soon(self._lane, job)
+                due = hub.core.planner.next_due(now)
+                await hub.work.wait(1.0 if due is None else min(1.0, due + 0.005))
+
+    async def _lane(self, job: Job) -> None:
+        try:
+            await self._do(job)
+            self._tries = 0
+            self.hub.health.up()
+        except TierError as e:
+            await self._failed(job, e)
+        finally:
+            self._busy -= 1
+            self.hub.work.beat()
+
+    async def _failed(self, job: Job, e: TierError) -> None:
+        """The job stays in flight while it backs off, so that nobody plans it again meanwhile."""
+        core = self.hub.core
+        entries = job.entries if isinstance(job, Small) else (job.entry,)
+        delay = backoff(self._tries)
+        redo = e.trouble == Trouble.REDO
+        if e.trouble == Trouble.DOWN:
+            self._tries += 1
+            self.hub.health.down(e)
+        elif e.trouble == Trouble.REFUSED:
+            for entry in entries:
+                if entry.id in core.state.log:
+                    if not entry.stuck:
+                        log.error("%s is stuck: %s", os.fsdecode(entry.path()), e.message)
+                    core.order.refused(entry, Failed(e.trouble, e.message, e.errno), time.time())
+            self.hub.commit()
+            self.hub.changed.beat()
+            delay = random.uniform(STUCK_RETRY_S / 2, STUCK_RETRY_S)
+        elif redo:
+            log.warning("sending again: %s", e.message)
+            self.hub.counters.reuploaded_bytes += sum(x.sent_bytes for x in entries)
+        await trio.sleep(delay)
+        core.planner.failed(job, redo=redo)
+        self.hub.commit()
+
+    async def _do(self, job: Job) -> None:
+        if isinstance(job, Begin):
+            await self._begin(job.entry)
+        elif isinstance(job, Chunk):
+            await self._chunk(job)
+        else:
+            await self._small(job)
+        self.hub.commit()
+
+    def _hint(self, entry: Entry) -> bytes:
+        return self.hub.core.tier.tier_path(entry.dir) or b""
+
+    async def _begin(self, e: Entry) -> None:
+        upload = await self.hub.pool.call("begin", e.version, self._hint(e), e.length)
+        self.hub.core.planner.begun(e, upload)
+        await self._abandon_if_gone(e, upload)
+
+    async def _chunk(self, job: Chunk) -> None:
+        e, upload = job.entry, job.entry.upload
+        assert upload is not None
+        source, unpin = self._source(e, job.offset, job.length)
+        try:
+            xxh3 = await self.hub.pool.call("send", upload, job.offset, source)
+        finally:
+            unpin()
+        self._arrived(e, upload, job.offset, job.length, xxh3)
+        await self._abandon_if_gone(e, upload)
+
+    async def _small(self, job: Small) -> None:
+        batch = []
+        unpins = []
+        try:
+            for e in job.entries:
+                source, unpin = self._source(e, 0, e.length)
+                unpins.append(unpin)
+                batch.append((e.version, self._hint(e), source))
+            answers = await self.hub.pool.call("send_small", batch)
+        finally:
+            for unpin in unpins:
+                unpin()
+        for e, (upload, xxh3) in zip(job.entries, answers, strict=True):
+            self._arrived(e, upload, 0, e.length, xxh3)
+            await self._abandon_if_gone(e, upload)
+
+    def _source(self, e: Entry, offset: int, length: int) -> tuple[Source, Callable[[], None]]:
+        staging = self.hub.staging
+        blob = staging.blobs.get(e.data)
+        if blob is None:
+            raise TierError(Trouble.REFUSED, f"the staged bytes of {os.fsdecode(e.path())} are missing")
+        return staging.pin(blob, offset, length), lambda: staging.unpin(blob)
+
+    def _arrived(self, e: Entry, upload: Upload, offset: int, length: int, xxh3: bytes) -> None:
+        self.hub.core.planner.sent(e, upload, offset, length, xxh3)
+        self.hub.core.order.unstick(e)
+        self.hub.counters.flushed.add(length)
+
+    async def _abandon_if_gone(self, e: Entry, upload: Upload) -> None:
+        """The entry was skipped meanwhile: don't leave its hidden bytes behind."""
+        if e.id not in self.hub.core.state.log:
+            await self.hub.pool.call("abandon", [upload])

@@ -1,0 +1,50 @@
+"""The one wrapper around every handler: whatever goes wrong becomes an errno, and the mount stays up."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import pyfuse3
+import trio
+
+log = logging.getLogger("ckptfs")
+
+T = TypeVar("T", bound=type)
+
+HANDLERS = (
+    "lookup", "forget", "getattr", "setattr", "readlink", "mknod", "mkdir", "unlink", "rmdir", "symlink",
+    "rename", "link", "open", "read", "write", "flush", "release", "fsync", "opendir", "readdir",
+    "releasedir", "fsyncdir", "statfs", "setxattr", "getxattr", "listxattr", "removexattr", "access", "create",
+)  # fmt: skip
+
+
+def guarded(cls: T) -> T:
+    """Class decorator: pyfuse3 turns only FUSEError into a reply, anything else ends the mount."""
+    for name in HANDLERS:
+        handler = cls.__dict__.get(name)
+        if handler is not None:
+            setattr(cls, name, _guard(handler, name))
+    return cls
+
+
+def _guard(handler: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
+    @functools.wraps(handler)
+    async def call(self: Any, *args: Any) -> Any:
+        try:
+            return await handler(self, *args)
+        except pyfuse3.FUSEError:
+            raise
+        except OSError as e:
+            raise pyfuse3.FUSEError(e.errno or errno.EIO) from e
+        except trio.Cancelled:
+            raise
+        except Exception as e:
+            self.hub.counters.errors += 1
+            log.exception("internal error in %s%r; the caller got EIO", name, args)
+            raise pyfuse3.FUSEError(errno.EIO) from e
+
+    return call

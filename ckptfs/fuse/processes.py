@@ -1,0 +1,103 @@
+"""What /proc tells about the process behind a request (rules R6 and B7; formats from proc(5)).
+
+A pid of 0 (another PID namespace) and one that has gone are unknown: every answer is then the
+harmless one.
+"""
+
+from __future__ import annotations
+
+import os
+
+PF_EXITING = 0x4
+PF_SIGNALED = 0x400
+
+_FLAGS = 9 - 3
+_EXIT_CODE = 52 - 3
+"""Fields of /proc/PID/stat behind the command name, which may contain anything."""
+
+_tgids: dict[int, int] = {}
+
+
+def tgid_of(tid: int) -> int:
+    """Process of a thread, 0 when unknown. The kernel names the thread that called; it may be gone
+    by the time its file is closed."""
+    if tid <= 0:
+        return 0
+    known = _tgids.get(tid)
+    if known is not None and (known == tid or os.path.exists(f"/proc/{known}/task/{tid}")):
+        return known
+    try:
+        with open(f"/proc/{tid}/status", "rb") as f:
+            text = f.read()
+        tgid = int(text.split(b"\nTgid:", 1)[1].split(None, 1)[0])
+    except (OSError, IndexError, ValueError):
+        return 0
+    if len(_tgids) > 4096:
+        _tgids.clear()
+    if tgid != tid:
+        _tgids[tid] = tgid
+    return tgid
+
+
+def killed_by(tgid: int) -> int:
+    """The signal a process is dying of now, 0 when it is not."""
+    if tgid <= 0:
+        return 0
+    try:
+        with open(f"/proc/{tgid}/stat", "rb") as f:
+            fields = f.read().rsplit(b")", 1)[1].split()
+        if not int(fields[_FLAGS]) & PF_EXITING:
+            return 0
+        return int(fields[_EXIT_CODE]) & 0x7F
+    except (OSError, IndexError, ValueError):
+        return 0
+
+
+def holds_for_writing(tgid: int, name: bytes, ino: int) -> bool:
+    """Whether the process still has a descriptor open for writing on the file `name` with inode number `ino`.
+
+    Reads links and fdinfo only: neither asks the file system, which would be a deadlock.
+    """
+    if tgid <= 0:
+        return False
+    base = b"/proc/%d/fd" % tgid
+    wanted = b"ino:\t%d\n" % ino
+    try:
+        fds = os.listdir(base)
+    except OSError:
+        return False
+    for fd in fds:
+        try:
+            link = os.readlink(base + b"/" + fd)
+            if not link.endswith(name) and b" (deleted)" not in link:
+                continue
+            with open(b"/proc/%d/fdinfo/%s" % (tgid, fd), "rb") as f:
+                info = f.read()
+            flags = int(info.split(b"flags:\t", 1)[1].split(None, 1)[0], 8)
+        except (OSError, IndexError, ValueError):
+            continue
+        if flags & os.O_ACCMODE != os.O_RDONLY and (wanted in info or b"ino:" not in info):
+            return True
+    return False
+
+
+def signal_pending(tid: int) -> bool:
+    """Whether a signal that would end or interrupt the thread's system call is pending.
+
+    Unblocked and not ignored; of the thread itself or its whole process.
+    """
+    if tid <= 0:
+        return False
+    try:
+        with open(f"/proc/{tid}/status", "rb") as f:
+            text = f.read()
+    except OSError:
+        return False
+    masks: dict[bytes, int] = {}
+    for line in text.splitlines():
+        if line.startswith((b"Sig", b"ShdPnd")):
+            key, value = line.split(b":", 1)
+            if key != b"SigQ":
+                masks[key] = int(value, 16)
+    pending = masks.get(b"SigPnd", 0) | masks.get(b"ShdPnd", 0)
+    return bool(pending & ~masks.get(b"SigBlk", 0) & ~masks.get(b"SigIgn", 0))

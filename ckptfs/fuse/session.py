@@ -1,0 +1,153 @@
+"""The kernel's side of a mount: pyfuse3's session, its limits, and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import resource
+import subprocess
+import tempfile
+from collections.abc import Callable
+
+import pyfuse3
+import trio
+
+from ckptfs.core import Inode
+from ckptfs.engine.absorb import Absorb
+from ckptfs.engine.hub import Hub
+from ckptfs.engine.space import SpaceInfo
+from ckptfs.engine.view import View
+from ckptfs.errors import CkptfsError, Exit
+from ckptfs.fuse.files import Files
+from ckptfs.fuse.operations import Operations
+
+log = logging.getLogger("ckptfs")
+
+MAX_TASKS = 8_192
+"""Concurrent handlers: blocked writers must not keep others out (at pyfuse3's default of 99 they do, B4)."""
+
+MAX_BACKGROUND = 4_096
+"""The connection's max_background (default 12): cold page reads, and with them RELEASE, must not queue
+up behind each other in the kernel (B4)."""
+
+
+class FuseSession:
+    """Opens the mount, serves it, lets go of it."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        absorb: Absorb,
+        view: View,
+        space: SpaceInfo,
+        state_of: Callable[[Inode], str],
+        mountpoint: str,
+    ) -> None:
+        self.hub = hub
+        self.mountpoint = mountpoint
+        self.operations = Operations(hub, Files.Parts(absorb, state_of), view, space)
+        self.nursery: trio.Nursery
+        self._open = False
+
+    def open(self) -> None:
+        """Mount. Raises `CkptfsError` when the kernel refuses."""
+        _raise_file_limit()
+        options = set(pyfuse3.default_options) | {"fsname=ckptfs", "subtype=ckptfs", "default_permissions"}
+        if self.hub.config.allow_other:
+            options.add("allow_other")
+        try:
+            pyfuse3.init(self.operations, self.mountpoint, options)
+        except RuntimeError as e:
+            raise CkptfsError(
+                f"the kernel refused to mount {self.mountpoint} ({e}); see the log for its reason",
+                Exit.UNSUPPORTED,
+            ) from e
+        self._open = True
+
+    async def serve(self) -> None:
+        """Until the mount is gone. All handles count as closed then."""
+        try:
+            async with trio.open_nursery() as self.nursery:
+                self.nursery.start_soon(self._raise_background_limit)
+                await pyfuse3.main(max_tasks=MAX_TASKS)
+                self.nursery.cancel_scope.cancel()
+        finally:
+            await self.operations.closed_all()
+            self._close()
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            pyfuse3.close(unmount=True)
+
+    async def detach(self) -> None:
+        """Take the mount away lazily: open files go on, new opens are not possible."""
+        command = (
+            ["umount", "-l", self.mountpoint]
+            if os.geteuid() == 0
+            else ["fusermount3", "-uz", self.mountpoint]
+        )
+        await trio.run_process(command, check=False, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
+
+    def terminate(self) -> None:
+        """End serving although files are open."""
+        if self._open:
+            pyfuse3.terminate()
+
+    async def forget_name(self, dir: Inode, name: bytes, inode: Inode) -> None:
+        """Make the kernel look `name` up again and drop what it cached of the inode.
+
+        Never on the event loop's thread: the kernel may need an answer from us to finish it.
+        """
+        if not self._open:
+            return
+
+        await trio.to_thread.run_sync(self._forget_name, dir.ino, name, inode.ino)
+
+    @staticmethod
+    def _forget_name(dir: int, name: bytes, ino: int) -> None:
+        try:
+            pyfuse3.invalidate_entry(pyfuse3.InodeT(dir), pyfuse3.FileNameT(name))
+        except OSError as e:
+            log.debug("invalidation of %r: %s", name, e)
+        try:
+            pyfuse3.invalidate_inode(pyfuse3.InodeT(ino))
+        except OSError as e:
+            log.debug("invalidation of inode %d: %s", ino, e)
+
+    async def _raise_background_limit(self) -> None:
+        """Through a private mount of fusectl (root only; without it the kernel's default stays)."""
+        if os.geteuid() != 0:
+            return
+        await trio.to_thread.run_sync(self._write_background_limit)
+
+    def _write_background_limit(self) -> None:
+        try:
+            minor = os.minor(os.stat(self.mountpoint).st_dev)
+        except OSError as e:
+            log.debug("max_background stays as it is: %s", e)
+            return
+        libc = ctypes.CDLL(None, use_errno=True)
+        with tempfile.TemporaryDirectory(prefix="ckptfs-fusectl-") as where:
+            target = where.encode()
+            if libc.mount(b"fusectl", target, b"fusectl", 0, None):
+                log.debug("fusectl can't be mounted: %s", os.strerror(ctypes.get_errno()))
+                return
+            try:
+                for name, value in (
+                    ("max_background", MAX_BACKGROUND),
+                    ("congestion_threshold", MAX_BACKGROUND),
+                ):
+                    with contextlib.suppress(OSError), open(f"{where}/{minor}/{name}", "w") as f:
+                        f.write(str(value))
+            finally:
+                libc.umount2(target, 2)
+
+
+def _raise_file_limit() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -1,0 +1,55 @@
+"""What an errno of the tier's file system means. The one place where that is decided."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from ckptfs.tiers.base import Failed, TierError, Trouble
+
+REFUSED = frozenset(
+    {
+        errno.EACCES,
+        errno.EPERM,
+        errno.EDQUOT,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+        errno.EILSEQ,
+        errno.ELOOP,
+        errno.EMLINK,
+        errno.EFBIG,
+        errno.EOPNOTSUPP,
+        errno.EXDEV,
+    }
+)
+"""Asking again gives the same answer until somebody changes a permission, a quota or a name.
+
+Everything else is `DOWN`: a full, read-only, stale, unmounted or unreachable file system gets
+better without a change to the entry, and a race with another writer is over by the next try.
+EROFS is in that group because it is what ext4 turns to after an I/O error.
+"""
+
+GONE = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+def trouble_of(code: int) -> Trouble:
+    """How a call that failed with this errno is to be handled."""
+    return Trouble.REFUSED if code in REFUSED else Trouble.DOWN
+
+
+def show(path: bytes) -> str:
+    """A path for messages: readable, printable, never raising."""
+    text = path.decode("utf-8", "backslashreplace") or "the tier's root"
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def tier_error(exc: OSError, what: str) -> TierError:
+    """The `TierError` for an OSError met while doing `what`."""
+    code = exc.errno or errno.EIO
+    return TierError(trouble_of(code), f"{what}: {exc.strerror or os.strerror(code)}", code)
+
+
+def failed(exc: OSError | TierError, what: str) -> Failed:
+    """The same as part of an `Outcome`."""
+    error = exc if isinstance(exc, TierError) else tier_error(exc, what)
+    return Failed(error.trouble, error.message, error.errno)

@@ -1,0 +1,255 @@
+"""From defaults, TOML and flags to one configuration, and the sentence for everything that can't be used."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptfs import config_file, memory
+from ckptfs.config import Config
+from ckptfs.config_file import load
+from ckptfs.config_keys import KEYS
+from ckptfs.errors import CkptfsError, Exit
+
+
+def write(tmp_path: Path, text: str) -> str:
+    file = tmp_path / "ckptfs.toml"
+    file.write_text(text)
+    return str(file)
+
+
+def refusal(flags: dict[str, object], file: str | None = None) -> str:
+    with pytest.raises(CkptfsError) as caught:
+        load(flags, file)
+    assert caught.value.code is Exit.USAGE
+    assert "\n" not in caught.value.message
+    return caught.value.message
+
+
+def test_every_field_has_a_key() -> None:
+    assert {"options" if key == "tier_options" else key for key in KEYS} == {
+        item.name for item in dataclasses.fields(Config)
+    }
+
+
+def test_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 10 << 30)
+    monkeypatch.setattr(config_file, "free_space", lambda directory: 100 << 30)
+    loaded = load({"mountpoint": str(tmp_path / "mnt")})
+    config = loaded.config
+    assert config.mountpoint == str(tmp_path / "mnt")
+    assert config.tier == f"file://{tmp_path}/data/tier"
+    assert config.cache_size == 5 << 30
+    assert config.spill_size == 20 << 30
+    assert config.spill_dir.startswith(str(tmp_path / "data" / "spill"))
+    assert config.allow_other is (os.geteuid() == 0)
+    assert loaded.given == {"mountpoint"}
+    assert load({}).config.mountpoint == "/ckpt"
+
+
+def test_small_machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 20 << 20)
+    monkeypatch.setattr(config_file, "free_space", lambda directory: 20 << 20)
+    config = load({}).config
+    assert config.cache_size == 64 << 20
+    assert config.spill_size == 0
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = write(tmp_path, 'cache_size = "1GiB"\nfsync = "tier"\nsettle-time = "500ms"\nworkers = 3\n')
+    config = load({"cache_size": "2GiB", "fsync": None}, file).config
+    assert (config.cache_size, config.fsync, config.settle_time, config.workers) == (2 << 30, "tier", 0.5, 3)
+
+
+def test_the_default_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write(tmp_path, "niceness = 7")
+    monkeypatch.setattr(config_file, "default_file", lambda: file)
+    assert load({}).config.niceness == 7
+    assert load({}).file == file
+    assert load({}, os.devnull).config.niceness == 5
+
+
+def test_tables(tmp_path: Path) -> None:
+    file = write(
+        tmp_path,
+        '[fsync_rules]\n"*.metadata" = "tier"\n"*" = "cache"\n'
+        '[tier_options]\nregion = "x"\nparts = 3\nverify = true\n',
+    )
+    config = load({}, file).config
+    assert config.fsync_rules == (("*.metadata", "tier"), ("*", "cache"))
+    assert config.options == {"region": "x", "parts": "3", "verify": "true"}
+
+
+def test_percentages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda: 1 << 30)
+    monkeypatch.setattr(config_file, "free_space", lambda directory: 4 << 30)
+    config = load({"cache_size": "25%", "spill_size": "50%"}, write(tmp_path, 'memory_floor = "20%"')).config
+    assert (config.cache_size, config.spill_size, config.memory_floor) == (256 << 20, 2 << 30, 0.2)
+    assert load({"cache_size": "25%", "cache_dir": str(tmp_path)}).config.cache_size == 1 << 30
+
+
+def test_relative_paths_start_where_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "conf").mkdir()
+    file = write(tmp_path / "conf", 'cache_dir = "nvme"\nmountpoint = "../mnt"')
+    monkeypatch.chdir(tmp_path / "data" if (tmp_path / "data").exists() else tmp_path)
+    config = load({"spill_dir": "spill"}, file).config
+    assert config.cache_dir == str(tmp_path / "conf" / "nvme")
+    assert config.mountpoint == str(tmp_path / "mnt")
+    assert config.spill_dir == os.path.join(os.getcwd(), "spill")
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ('cach_size = "1GiB"', "unknown key 'cach_size'"),
+        ('cach_size = "1GiB"', "did you mean 'cache_size'?"),
+        ("cache_size = true", "true is not a size"),
+        ("cache_size = 1.5", "1.5 is not a size"),
+        ('cache_size = "1 apple"', "'1 apple' is not a size"),
+        ('cache_size = "15MiB"', "too small"),
+        ('cache_size = "1%"\ncache-size = 5', "twice"),
+        ("tier = 3", "3 is not a text"),
+        ('tier = ""', "the text is empty"),
+        ('workers = "4"', "'4' is not a whole number"),
+        ("workers = 0", "between 1 and 64"),
+        ("niceness = 20", "between -20 and 19"),
+        ("settle_time = nan", "nan"),
+        ("drain_timeout = -1", "-1"),
+        ("memory_floor = 2", "between 0 and 0.9"),
+        ('fsync = "disk"', "'disk' is not one of cache, tier"),
+        ('log_level = "loud"', "'loud' is not one of"),
+        ("allow_other = 1", "1 is neither true nor false"),
+        ('stream_globs = "*.log"', "list of patterns"),
+        ('fsync_rules = "tier"', "table"),
+        ('[fsync_rules]\n"*.pt" = "no"', "'no' for '*.pt'"),
+        ("[tier_options]\na = [1]", "[1] for 'a'"),
+        ("cache_size =", "not valid TOML"),
+        ("chunk_size = 10", "between"),
+    ],
+)
+def test_bad_files_are_one_sentence_with_key_and_file(tmp_path: Path, text: str, part: str) -> None:
+    file = write(tmp_path, text)
+    message = refusal({}, file)
+    assert part in message
+    assert file in message
+    if "TOML" not in part:
+        key = text.lstrip("[").split("=")[0].split("]")[0].strip()
+        assert key in message or key.replace("_", "-") in message
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    assert "No such file" in refusal({}, str(tmp_path / "missing.toml"))
+    assert "directory" in refusal({}, str(tmp_path))
+    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe")
+    assert "TOML" in refusal({}, str(tmp_path / "binary.toml"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "s3://bucket/prefix",
+        "ftp://x/y",
+        "file://host/x",
+        "file:relative",
+        "/plain",
+        "file:///a?b",
+        "x",
+        "file:///",
+    ],
+)
+def test_bad_tier_urls(url: str) -> None:
+    assert refusal({"tier": url}).startswith("--tier: ")
+
+
+def test_a_plain_path_as_tier_is_told_how_to_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"write file://{tmp_path}/my%20dir" in refusal({"tier": "./my dir"})
+    assert load({"tier": "file:///a%20b/../c"}).config.tier == "file:///c"
+
+
+def test_nothing_may_lie_in_the_mount(tmp_path: Path) -> None:
+    mountpoint = str(tmp_path / "mnt")
+    for key, value in (
+        ("tier", f"file://{mountpoint}/tier"), ("cache_dir", mountpoint), ("spill_dir", mountpoint + "/x"),
+        ("log_file", mountpoint + "/log"),
+    ):  # fmt: skip
+        assert "inside the mount point" in refusal({"mountpoint": mountpoint, key: value})
+    assert "lies inside" in refusal({"mountpoint": mountpoint, "tier": f"file://{tmp_path}"})
+
+
+texts = st.text(max_size=30)
+configs = st.builds(
+    Config,
+    mountpoint=texts,
+    tier=texts,
+    cache_size=st.integers(),
+    fsync_rules=st.lists(st.tuples(texts, texts)).map(tuple),
+    stream_globs=st.lists(texts).map(tuple),
+    options=st.dictionaries(texts, texts),
+    settle_time=st.floats(allow_nan=False),
+)
+
+
+@given(configs)
+def test_json_round_trip(config: Config) -> None:
+    text = config.to_json()
+    assert "\n" not in text
+    assert text.isascii()
+    assert Config.from_json(text) == config
+
+
+def test_json_keeps_undecodable_paths() -> None:
+    config = Config(mountpoint=os.fsdecode(b"/\xff"), tier="file:///x", cache_size=1)
+    assert Config.from_json(config.to_json()) == config
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"mountpoint": "/x"}', '{"odd": 1}'])
+def test_json_that_is_none(text: str) -> None:
+    with pytest.raises(CkptfsError):
+        Config.from_json(text)
+
+
+def loaded_or_refused(flags: dict[str, Any], file: str | None) -> Config | None:
+    """The configuration, or None after a proper refusal."""
+    try:
+        return load(flags, file).config
+    except CkptfsError as error:
+        if error.code is not Exit.USAGE or not error.message:
+            raise
+        return None
+
+
+scalars = st.one_of(st.booleans(), st.integers(), st.floats(), texts, st.none())
+values = st.one_of(scalars, st.lists(scalars, max_size=3), st.dictionaries(texts, scalars, max_size=3))
+names = st.one_of(
+    st.sampled_from(sorted(KEYS)), st.text(string.ascii_letters + "-_", min_size=1, max_size=12)
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(table=st.dictionaries(names, values, max_size=4))
+def test_any_values_give_a_configuration_or_a_clear_error(table: dict[str, Any]) -> None:
+    flags = {key: value for key, value in table.items() if key in KEYS}
+    config = loaded_or_refused(flags, None)
+    assert config is None or Config.from_json(config.to_json()) == config
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=st.one_of(texts, st.builds("{} = {}".format, names, st.one_of(texts, scalars.map(repr)))))
+def test_any_file_gives_a_configuration_or_a_clear_error(
+    tmp_path_factory: pytest.TempPathFactory, text: str
+) -> None:
+    file = tmp_path_factory.mktemp("toml") / "x.toml"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    config = loaded_or_refused({}, str(file))
+    assert config is None or config.cache_size >= config_file.CACHE_LEAST
