@@ -41,7 +41,12 @@ CKPTFS = [sys.executable, "-m", "ckptfs"]
 SAVES = 8
 WARM_UP = 3
 """Saves not counted: until rotation starts, each one touches memory that was never used before."""
-console = Console(soft_wrap=True)
+console = Console()
+
+
+def tell(text: str, style: str = "") -> None:
+    """One line as it is, however long."""
+    console.print(Text(text, style), soft_wrap=True)
 
 
 class DemoError(Exception):
@@ -94,7 +99,7 @@ def _filesystem(path: str) -> str:
 
 def ckptfs(*arguments: str, check: bool = True) -> int:
     """Run a ckptfs command with its output shown; DemoError when it fails."""
-    console.print(Text("$ ckptfs " + " ".join(arguments), "bold"))
+    tell("$ ckptfs " + " ".join(arguments), "bold")
     code = subprocess.run([*CKPTFS, *arguments], check=False).returncode
     if check and code != 0:
         raise DemoError(f"ckptfs {arguments[0]} ended with exit code {code}")
@@ -105,7 +110,7 @@ def train(directory: Path, fsync: bool, paths: MountPaths | None) -> Run:
     """Run the training script; with `paths` show the mount's progress meanwhile."""
     command = [sys.executable, str(TRAIN), "--dir", str(directory), "--saves", str(SAVES)]
     command += ["--fsync"] if fsync else []
-    console.print(Text(f"$ python tools/train.py {' '.join(command[2:])}", "bold"))
+    tell(f"$ python tools/train.py {' '.join(command[2:])}", "bold")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
 
@@ -125,7 +130,7 @@ def train(directory: Path, fsync: bool, paths: MountPaths | None) -> Run:
                     line = lines.get(timeout=0.3)
                     ended = line is None
                     if line is not None:
-                        console.print("  " + run.add(line), markup=False, highlight=False)
+                        tell("  " + run.add(line))
                 except queue.Empty:
                     pass
                 if paths is not None and console.is_terminal:
@@ -277,7 +282,7 @@ def show_log(base: Path) -> None:
     """The end of the daemon's log, which is about to be removed."""
     for log in sorted((base / "data" / "logs").glob("*.log")):
         for line in log.read_text(errors="replace").splitlines()[-15:]:
-            console.print(f"  log: {line}", markup=False, highlight=False)
+            tell(f"  log: {line}")
 
 
 def _terminate(number: int, frame: object) -> NoReturn:
@@ -290,7 +295,7 @@ def main() -> int:
     try:
         base = make_base()
     except DemoError as error:
-        console.print(f"demo: {error}", style="red", markup=False)
+        tell(f"demo: {error}", "red")
         return 1
     os.environ["CKPTFS_RUN_DIR"] = str(base / "run")
     os.environ["CKPTFS_DATA_DIR"] = str(base / "data")
@@ -298,10 +303,10 @@ def main() -> int:
         demonstrate(base)
     except (DemoError, CkptfsError) as error:
         show_log(base)
-        console.print(f"demo: {error}", style="red", markup=False)
+        tell(f"demo: {error}", "red")
         code = 1
     except KeyboardInterrupt:
-        console.print("demo: interrupted", style="yellow")
+        tell("demo: interrupted", "yellow")
         code = 130
     finally:
         # A second Ctrl-C must not leave a mount behind.
@@ -310,10 +315,10 @@ def main() -> int:
     # After a failure there is something to force; after a success that is itself a failure.
     problems = left if code else forced + left
     for problem in problems:
-        console.print(f"demo: {problem}", style="red", markup=False)
+        tell(f"demo: {problem}", "red")
     if problems:
         return code or 1
-    console.print("nothing left behind: no mount, no tmpfs, no process, no file")
+    tell("nothing left behind: no mount, no tmpfs, no process, no file")
     return code
 
 

@@ -69,9 +69,7 @@ def spill(ram_path: str, spill_path: str, offset: int, length: int, durable: boo
         try:
             size = os.stat(ram_path).st_size
         except FileNotFoundError as exc:
-            raise TierError(
-                Trouble.REDO, f"staging file {ram_path} is gone", errno.ENOENT
-            ) from exc
+            raise TierError(Trouble.REDO, f"staging file {ram_path} is gone", errno.ENOENT) from exc
         length = min(length, size - offset)
         if length <= 0:
             return 0

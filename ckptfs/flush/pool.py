@@ -350,9 +350,7 @@ class WorkerPool:
             _log.error("worker %d does not end: the tier holds it in the kernel", process.popen.pid)
 
     async def _reap(self, process: _Process) -> None:
-        await trio.to_thread.run_sync(
-            process.popen.wait, abandon_on_cancel=True, limiter=self._reapers
-        )
+        await trio.to_thread.run_sync(process.popen.wait, abandon_on_cancel=True, limiter=self._reapers)
 
     def _wake(self) -> None:
         self._changed.set()

@@ -90,15 +90,11 @@ class FileTier:
 
     def apply(self, ops: Sequence[Op]) -> Outcome:
         """Apply a batch; a batch that was applied before, wholly or in part, may come again."""
-        outcome = self._run(
-            "applying a batch", lambda root_fd: file_apply.apply(root_fd, self._uploads, ops)
-        )
+        outcome = self._run("applying a batch", lambda root_fd: file_apply.apply(root_fd, self._uploads, ops))
         if outcome.failed is None or outcome.failed.errno != errno.ESTALE:
             return outcome
         rest = ops[len(outcome.applied) :]
-        again = self._run(
-            "applying a batch", lambda root_fd: file_apply.apply(root_fd, self._uploads, rest)
-        )
+        again = self._run("applying a batch", lambda root_fd: file_apply.apply(root_fd, self._uploads, rest))
         return Outcome(outcome.applied + again.applied, again.failed)
 
     def listdir(self, path: bytes) -> list[Found]:

@@ -339,9 +339,7 @@ def _may_set(there: Seen, op: SetAttrs) -> bool:
 def _is_recorded(record: file_records.Record, st: os.stat_result, op: SetAttrs) -> bool:
     """Whether the record describes this content, by its times before this or an interrupted try."""
     before = (op.expected or "").split("-")[-1]
-    return record.size == st.st_size and (
-        record.mtime_ns == st.st_mtime_ns or str(record.mtime_ns) == before
-    )
+    return record.size == st.st_size and (record.mtime_ns == st.st_mtime_ns or str(record.mtime_ns) == before)
 
 
 def _what(op: Op) -> str:

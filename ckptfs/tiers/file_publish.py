@@ -207,7 +207,8 @@ class Publisher:
         if landed(self._view, op.path, lambda there: is_upload(there, op.upload, op.size), rest):
             return Applied("", op.upload.ident)
         raise TierError(
-            Trouble.REDO, f"the upload of {show(op.path)} is gone from the tier before it was published",
+            Trouble.REDO,
+            f"the upload of {show(op.path)} is gone from the tier before it was published",
             errno.ENOENT,
         )
 

@@ -18,9 +18,7 @@ _FALLOC_KEEP_SIZE = 1
 _FALLOC_PUNCH_HOLE = 2
 _PR_SET_PDEATHSIG = 1
 
-_NOT_HERE = frozenset(
-    {errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.ENODEV}
-)
+_NOT_HERE = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.ESPIPE, errno.EPERM, errno.ENODEV})
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -34,15 +32,11 @@ def _bound(name: str, *argtypes: Any) -> Any:
     return function
 
 
-_sync_file_range = _bound(
-    "sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint
+_sync_file_range = _bound("sync_file_range", ctypes.c_int, ctypes.c_int64, ctypes.c_int64, ctypes.c_uint)
+_fallocate = _bound("fallocate64", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64) or _bound(
+    "fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
 )
-_fallocate = _bound(
-    "fallocate64", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64
-) or _bound("fallocate", ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
-_prctl = _bound(
-    "prctl", ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong
-)
+_prctl = _bound("prctl", ctypes.c_int, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong, ctypes.c_ulong)
 
 
 def _sync_range(fd: int, offset: int, length: int, flags: int) -> bool:

@@ -3,31 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from cli_result import Result
 from fake_daemon import FakeDaemon
 
 from ckptfs import config_file
 from ckptfs.cli.main import run
-
-
-@dataclass
-class Result:
-    """What a command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def sentence(self) -> str:
-        """The one line of an error; fails the test when there is more or no such line."""
-        lines = self.err.splitlines()
-        assert len(lines) == 1, self.err
-        assert lines[0].startswith("ckptfs: ")
-        return lines[0].removeprefix("ckptfs: ")
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Result
+from cli_result import Result
 from fake_daemon import FakeDaemon, write_state
 
 from ckptfs.control import client

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import Result
+from cli_result import Result
 from fake_daemon import FakeDaemon, write_state
 
 from ckptfs import mountpoint
