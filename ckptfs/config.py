@@ -38,7 +38,7 @@ class Config:
     foreground: bool = False
     workers: int = 2
     worker_threads: int = 4
-    niceness: int = 5
+    niceness: int = 10
     chunk_size: int = 16 << 20
     settle_time: float = 2.0
     """A file unlinked or replaced within this time of its close, unsent, is never sent (R4b)."""

@@ -17,7 +17,7 @@ import time
 import trio
 
 from ckptfs.config import Config
-from ckptfs.engine.mount import MountSession
+from ckptfs.session import MountSession
 from ckptfs.errors import CkptfsError, Exit
 from ckptfs.paths import MountPaths
 

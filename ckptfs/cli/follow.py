@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ..control import client
+from ..control.mounts import read_state
 from ..errors import CkptfsError, Exit
 from ..paths import MountPaths
 from ..units import format_duration, format_size, plural
@@ -60,6 +61,16 @@ def check_durable(event: client.Event, paths: MountPaths, waited: str, kept: str
     raise CkptfsError(
         "\n".join([f"{paths.mountpoint}: {what}{kept}", *([listing(remaining)] if remaining else [])]), code
     )
+
+
+def left_nothing(paths: MountPaths, process: client.Watched | None, timeout: float) -> bool:
+    """Whether a daemon that ended without a last answer ended well: its state is gone with it.
+
+    Waits at most `timeout` seconds for the process, since the state is the last thing it removes.
+    """
+    if process is not None:
+        process.wait(timeout)
+    return read_state(paths) is None
 
 
 def _pending(event: client.Event) -> dict[str, float]:

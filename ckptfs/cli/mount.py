@@ -88,7 +88,7 @@ def _directories(loaded: Loaded, paths: MountPaths) -> list[str]:
     if loaded.file:
         lines.append(f"configuration: {loaded.file}")
     if "tier" not in loaded.given:
-        make_dir(paths.tier)
+        _make_embedded_tier(paths.tier, shared=config.allow_other)
         lines.append(f"no tier given: checkpoints go to the directory {tier_directory(config.tier)}")
     if config.cache_dir:
         _check_directory("cache_dir", config.cache_dir)
@@ -98,6 +98,14 @@ def _directories(loaded: Loaded, paths: MountPaths) -> list[str]:
         _check_directory("spill_dir", config.spill_dir)
     _check_log(config)
     return lines
+
+
+def _make_embedded_tier(path: str, *, shared: bool) -> None:
+    """The default tier; where other users may enter the mount, each may make files there, as in /tmp."""
+    new = not os.path.isdir(path)
+    make_dir(path)
+    if new and shared:
+        os.chmod(path, 0o1777)
 
 
 def _check_directory(key: str, path: str) -> None:

@@ -9,7 +9,7 @@ from ..control import client
 from ..control.mounts import MountState, find_mount
 from ..errors import CkptfsError, Exit
 from ..units import format_duration, plural
-from .follow import check_durable, follow
+from .follow import check_durable, follow, left_nothing
 from .output import say
 from .wait import parse_timeout
 
@@ -33,9 +33,13 @@ def umount(mountpoint: str, timeout: str | None, no_drain: bool) -> int:
         return _without_daemon(state)
     process = client.Watched(state.pid) if state.pid else None
     try:
-        event = follow(
-            state.paths, "umount", f"draining {state.mountpoint}", drain=not no_drain, timeout_s=seconds
-        )
+        label = f"draining {state.mountpoint}"
+        try:
+            event = follow(state.paths, "umount", label, drain=not no_drain, timeout_s=seconds)
+        except client.DaemonEnded:
+            if not left_nothing(state.paths, process, _END_TIMEOUT):
+                raise
+            event = {"durable": True}
         # The next mount needs the staging that the daemon holds until its very end.
         if process is not None and not process.wait(_END_TIMEOUT):
             raise CkptfsError(

@@ -6,11 +6,15 @@ import time
 
 import click
 
+from ..control import client
 from ..control.mounts import MountState, find_mount, find_mounts, mount_of
 from ..errors import CkptfsError, Exit
 from ..units import format_duration, parse_duration, plural
-from .follow import check_durable, follow
+from .follow import check_durable, follow, left_nothing
 from .output import fail, say
+
+_END_TIMEOUT = 15.0
+"""Seconds a daemon may take to end after its socket closed."""
 
 _WORST_FIRST = (Exit.FAILED, Exit.STUCK, Exit.INTERRUPTED, Exit.TIMEOUT, Exit.NOT_MOUNTED)
 
@@ -69,6 +73,16 @@ def _wait_for(state: MountState, inside: list[str], timeout: float | None, waite
             Exit.NOT_MOUNTED,
         )
     label = f"waiting for {state.mountpoint}"
-    event = follow(state.paths, "wait", label, paths=inside, timeout_s=timeout)
+    process = client.Watched(state.pid) if state.pid else None
+    try:
+        event = follow(state.paths, "wait", label, paths=inside, timeout_s=timeout)
+    except client.DaemonEnded:
+        # After an unmount elsewhere the daemon drains and ends, which is what we wait for.
+        if not left_nothing(state.paths, process, _END_TIMEOUT):
+            raise
+        event = {"durable": True}
+    finally:
+        if process is not None:
+            process.close()
     check_durable(event, state.paths, waited)
     say(f"{state.mountpoint}: " + ("everything is durable" if not inside else "durable"))

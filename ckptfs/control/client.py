@@ -23,6 +23,10 @@ _LONGEST_LINE = 64 << 20
 Event = dict[str, Any]
 
 
+class DaemonEnded(CkptfsError):
+    """The daemon ended before its last answer: killed, or it had nothing left to do."""
+
+
 def no_daemon(mountpoint: str) -> CkptfsError:
     """The error for a mount point that nobody serves."""
     return CkptfsError(
@@ -140,8 +144,8 @@ def _silent(paths: MountPaths, timeout: float) -> CkptfsError:
     return CkptfsError(f"the daemon of {paths.mountpoint} did not answer within {timeout:g} seconds")
 
 
-def _ended(paths: MountPaths) -> CkptfsError:
-    return CkptfsError(
+def _ended(paths: MountPaths) -> DaemonEnded:
+    return DaemonEnded(
         f"the daemon of {paths.mountpoint} ended before it answered; what is staged is kept: "
         f"run ckptfs mount {paths.mountpoint}"
     )

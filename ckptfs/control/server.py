@@ -51,7 +51,8 @@ class ControlServer:
         self.forget_name = forget_name
         self.give_up_at: float | None = None
         """When the drain ends even if something is left (trio time); None: never."""
-        self.streaming = 0
+        self.answering = 0
+        """Requests whose last line is not sent yet."""
 
     async def run(self, path: str, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Listen on `path` for ever."""
@@ -72,9 +73,13 @@ class ControlServer:
         try:
             async with stream:
                 async for request in _lines(stream):
-                    async with contextlib.aclosing(self._answer(request)) as answers:
-                        async for answer in answers:
-                            await stream.send_all(json.dumps(answer).encode() + b"\n")
+                    self.answering += 1
+                    try:
+                        async with contextlib.aclosing(self._answer(request)) as answers:
+                            async for answer in answers:
+                                await stream.send_all(json.dumps(answer).encode() + b"\n")
+                    finally:
+                        self.answering -= 1
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has gone
 
@@ -147,7 +152,6 @@ class ControlServer:
         """Progress until all of `tops` is durable, stuck, or the time is up."""
         hub = self.hub
         hub.waiting_for_durable += 1
-        self.streaming += 1
         hub.work.beat()
         said = 0.0
         try:
@@ -176,7 +180,6 @@ class ControlServer:
             }
         finally:
             hub.waiting_for_durable -= 1
-            self.streaming -= 1
 
     async def _umount(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         await self.unmount()

@@ -48,7 +48,9 @@ class Content:
             return False
         inode.unsealed = max(level, inode.unsealed)
         inode.close_mark = 0
-        if not inode.dead:
+        if inode.dead:
+            self.state.touch(inode)
+        else:
             self.state.keep(inode)
         return True
 
@@ -61,7 +63,9 @@ class Content:
         inode.unsealed = Unsealed.REWRITTEN
         inode.close_mark = 0
         inode.mtime_ns = inode.ctime_ns = int(now * 1e9)
-        if not inode.dead:
+        if inode.dead:
+            self.state.touch(inode)
+        else:
             self.state.keep(inode)
 
     def seal(self, inode: Inode, now: float) -> Entry | None:

@@ -161,7 +161,7 @@ class Absorb:
             if length:
                 source = hub.staging.pin(source_blob, 0, length)
                 try:
-                    await hub.pool.call("clone", source, str(blob.path))
+                    await hub.pool.call("clone", source, blob.path)
                 finally:
                     hub.staging.unpin(source_blob)
         except TierError as e:

@@ -133,7 +133,7 @@ class Fetcher:
             blob.fetching[x] = event
         blob.pins += 1
         try:
-            await self._ask(inode, "fetch", unit * blob.unit, length, str(blob.path))
+            await self._ask(inode, "fetch", unit * blob.unit, length, blob.path)
             if blob.present is not None:
                 blob.present.update(extents)
         finally:

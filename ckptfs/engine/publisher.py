@@ -12,7 +12,7 @@ import trio
 
 from ckptfs.core import Entry, EntryKind, Node
 from ckptfs.engine.hub import Hub
-from ckptfs.engine.uploader import STUCK_RETRY_S, backoff
+from ckptfs.engine.uploader import BURST_S, STUCK_RETRY_S, backoff
 from ckptfs.tiers.base import Applied, Failed, Op, Outcome, Remove, TierError, Trouble
 
 log = logging.getLogger("ckptfs")
@@ -37,6 +37,7 @@ class Publisher:
             busy = await self._attributes() or busy
             if not busy:
                 await self.hub.work.wait(1.0)
+                await trio.sleep(BURST_S)
 
     async def _apply(self, ops: Sequence[Op]) -> Outcome | None:
         """Hand a batch to the tier; None when the answer is not known."""

@@ -28,7 +28,7 @@ async def recover(hub: Hub, is_stream: Callable[[bytes], bool]) -> str | None:
         blob = hub.staging.blobs.get(data)
         if blob is None:
             return None
-        st = blob.path.stat()
+        st = os.stat(blob.path)
         return st.st_size, st.st_mtime_ns
 
     sealed, interrupted = core.content.recover(staged, is_stream, time.time())

@@ -20,6 +20,13 @@ log = logging.getLogger("ckptfs")
 BACKOFF_CAP_S = 5.0
 STUCK_RETRY_S = 15.0
 
+QUIET_S = 0.2
+BUSY_BYTES = 8 << 20
+"""More than this many bytes written within `QUIET_S` is a checkpoint being written."""
+
+BURST_S = 0.01
+"""While there is nothing to do, a burst of closes wakes the planner (or publisher) once, not once each."""
+
 
 def backoff(tries: int) -> float:
     """Seconds to wait before another try: full jitter, so that many lanes don't come back as one."""
@@ -34,6 +41,8 @@ class Uploader:
         self.lanes = hub.config.workers * hub.config.worker_threads
         self._busy = 0
         self._tries = 0
+        self._absorbed = 0
+        self._absorbing_until = 0.0
 
     async def run(self) -> None:
         """For ever."""
@@ -41,13 +50,33 @@ class Uploader:
         async with trio.open_nursery() as nursery:
             while True:
                 now = time.time()
-                free = self.lanes - self._busy
-                if free > 0:
-                    for job in hub.core.planner.next_jobs(now, free, hurry=hub.hurry()):
-                        self._busy += 1
-                        nursery.start_soon(self._lane, job)
+                free = self._lanes_now() - self._busy
+                jobs = hub.core.planner.next_jobs(now, free, hurry=hub.hurry()) if free > 0 else []
+                for job in jobs:
+                    self._busy += 1
+                    nursery.start_soon(self._lane, job)
                 due = hub.core.planner.next_due(now)
-                await hub.work.wait(1.0 if due is None else min(1.0, due + 0.005))
+                pause = QUIET_S if self._absorbing_until else 1.0
+                await hub.work.wait(pause if due is None else min(pause, due + 0.005))
+                if not jobs:
+                    await trio.sleep(BURST_S)
+
+    def _lanes_now(self) -> int:
+        """Few lanes while a checkpoint is being written: the trainer waits for that, not for the flush.
+
+        All of them as soon as writers have to wait for the flush, or nobody writes.
+        """
+        total = self.hub.counters.absorbed.total
+        now = time.monotonic()
+        if total - self._absorbed >= BUSY_BYTES:
+            self._absorbed = total
+            self._absorbing_until = now + QUIET_S
+        elif now >= self._absorbing_until:
+            self._absorbed = total
+            self._absorbing_until = 0.0
+        if self._absorbing_until and not self.hub.counters.writers_waiting:
+            return max(1, self.lanes // 4)
+        return self.lanes
 
     async def _lane(self, job: Job) -> None:
         try:

@@ -21,6 +21,7 @@ from ckptfs.fuse.handles import FileHandle
 from ckptfs.tiers.base import Kind
 
 FIRST_FH = 1
+SET_ID = stat.S_ISUID | stat.S_ISGID
 
 
 class Files(pyfuse3.Operations):
@@ -62,7 +63,10 @@ class Files(pyfuse3.Operations):
         direct = mode == os.O_WRONLY
         tgid = processes.tgid_of(ctx.pid) if writes else 0
         fh = self.new_fh()
-        self.files[fh] = FileHandle(inode, writes=writes, direct=direct, tid=ctx.pid, tgid=tgid)
+        strips = direct and ctx.uid != 0
+        self.files[fh] = FileHandle(
+            inode, writes=writes, direct=direct, strips=strips, tid=ctx.pid, tgid=tgid
+        )
         inode.opens += 1
         if writes:
             inode.writers += 1
@@ -115,6 +119,8 @@ class Files(pyfuse3.Operations):
         info = self._handle(target, flags, ctx)
         if flags & os.O_TRUNC and flags & os.O_ACCMODE != os.O_RDONLY:
             try:
+                if ctx.uid != 0:
+                    self._strip(target)
                 await self.absorb.truncate(target, 0)
             except BaseException:
                 await self._close(info.fh)
@@ -126,7 +132,10 @@ class Files(pyfuse3.Operations):
 
     async def write(self, fh: FileHandleT, off: int, buf: bytes) -> int:
         handle = self.files[fh]
+        handle.closed = False
         if handle.direct:
+            if handle.strips and handle.inode.mode & SET_ID:
+                self._strip(handle.inode)
             tid = handle.tid
             return await self.absorb.write(handle.inode, off, buf, lambda: processes.signal_pending(tid))
         try:
@@ -136,6 +145,15 @@ class Files(pyfuse3.Operations):
             # must never be published as if it were whole.
             self.absorb.interrupt(handle.inode, f"a write failed: {e.strerror}")
             raise
+
+    def _strip(self, inode: Inode) -> None:
+        """A write or truncation by somebody without CAP_FSETID ends set-user-id and set-group-id."""
+        mode = inode.mode & ~stat.S_ISUID
+        if mode & stat.S_IXGRP:
+            mode &= ~stat.S_ISGID
+        if mode != inode.mode:
+            self.hub.core.names.setattr(inode, time.time(), mode=mode)
+            self.hub.commit()
 
     async def flush(self, fh: FileHandleT) -> None:
         """close(2) of one descriptor, perhaps not the last; the kernel waits for the answer."""
@@ -147,7 +165,13 @@ class Files(pyfuse3.Operations):
         if signal:
             handle.killed = signal
         elif not processes.holds_for_writing(handle.tgid, inode.name or b"", inode.ino):
-            await self.absorb.closed(inode)
+            handle.closed = True
+            if inode.writers == 1 or self._all_closed(inode):
+                await self.absorb.closed(inode)
+
+    def _all_closed(self, inode: Inode) -> bool:
+        """Whether no other process still means to write (its RELEASE may just not be here yet)."""
+        return all(h.closed for h in self.files.values() if h.inode is inode and h.writes)
 
     async def release(self, fh: FileHandleT) -> None:
         """The last descriptor of this open file is gone."""

@@ -23,10 +23,13 @@ HANDLERS = (
 
 
 def guarded(cls: T) -> T:
-    """Class decorator: pyfuse3 turns only FUSEError into a reply, anything else ends the mount."""
+    """Class decorator: pyfuse3 turns only FUSEError into a reply, anything else ends the mount.
+
+    Guards inherited handlers as well.
+    """
     for name in HANDLERS:
-        handler = cls.__dict__.get(name)
-        if handler is not None:
+        handler = getattr(cls, name)
+        if handler is not getattr(pyfuse3.Operations, name):  # its defaults raise FUSEError(ENOSYS)
             setattr(cls, name, _guard(handler, name))
     return cls
 

@@ -15,6 +15,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileNameT, FlagT, InodeT, Mode
 
 from ckptfs.core import Inode
 from ckptfs.core.model import Unsealed
+from ckptfs.core.names import NAME_MAX
 from ckptfs.engine.hub import Hub
 from ckptfs.engine.space import SpaceInfo
 from ckptfs.engine.view import View
@@ -79,6 +80,8 @@ class Operations(Files):
         if name == b"..":
             return self._known(dir.parent or dir)
         child = dir.children.get(name)
+        if child is None and len(name) > NAME_MAX:
+            raise fail(errno.ENAMETOOLONG)
         if child is None or not (child.local or child.pending):
             child = await self.view.lookup(dir, name)
         if child is None:
@@ -227,13 +230,14 @@ class Operations(Files):
 
     async def readdir(self, fh: FileHandleT, start_id: int, token: pyfuse3.ReaddirToken) -> None:
         handle = self._dirs[fh]
-        if start_id == 0 or handle.entries is None:
+        if start_id == 0 or handle.names is None:
             await self.view.refresh(handle.inode)
-            handle.entries = list(handle.inode.children.items())
-        for index in range(start_id, len(handle.entries)):
-            name, inode = handle.entries[index]
-            if inode.parent is not handle.inode or inode.name != name:
-                continue  # gone or renamed since the listing began
+            handle.names = list(handle.inode.children)
+        for index in range(start_id, len(handle.names)):
+            name = handle.names[index]
+            inode = handle.inode.children.get(name)
+            if inode is None:
+                continue  # gone since the listing began
             if not pyfuse3.readdir_reply(token, FileNameT(name), self._attributes(inode), index + 1):
                 break
             inode.lookups += 1
@@ -256,7 +260,7 @@ class Operations(Files):
         s.f_blocks = total // 4096
         s.f_bfree = s.f_bavail = free // 4096
         s.f_files = s.f_ffree = s.f_favail = 1 << 40
-        s.f_namemax = 255
+        s.f_namemax = NAME_MAX
         return s
 
     # -- extended attributes -----------------------------------------------------------------

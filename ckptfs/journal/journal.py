@@ -34,8 +34,15 @@ UPGRADES: dict[int, str] = {}
 """Statements that bring schema N to N+1; a journal newer than this program is refused."""
 
 
+def _columns(spec: str) -> int:
+    return spec.split(", PRIMARY KEY")[0].count(",") + 1
+
+
 def _insert(table: str, columns: int) -> str:
     return f"INSERT OR REPLACE INTO {table} VALUES ({','.join('?' * columns)})"
+
+
+_INSERTS = {name: _insert(name, _columns(spec)) for name, spec in TABLES.items()}
 
 
 class Journal:
@@ -92,30 +99,39 @@ class Journal:
 
     def commit(self, c: Changes) -> None:
         """Write one transaction."""
+        work: list[tuple[str, list[Row]]] = []
+        for table, key, gone in (
+            ("inodes", "ino", c.gone_inodes),
+            ("nodes", "id", c.gone_nodes),
+            ("entries", "id", c.gone_entries),
+            ("sent", "entry", c.gone_entries),
+            ("sent", "entry", c.unsent),
+        ):
+            if gone:
+                work.append((f"DELETE FROM {table} WHERE {key}=?", [(i,) for i in gone]))
+        for table, new in (
+            ("inodes", c.inodes),
+            ("nodes", c.nodes),
+            ("entries", c.entries),
+            ("sent", c.sent),
+        ):
+            if new:
+                work.append((_INSERTS[table], new))
+        if c.moved:
+            work.append(("UPDATE entries SET pos=? WHERE id=?", c.moved))
+        if c.last_id:
+            work.append(("INSERT OR REPLACE INTO meta VALUES ('last_id', ?)", [(c.last_id,)]))
         db = self._db
-        db.execute("BEGIN IMMEDIATE")
+        if len(work) == 1 and len(work[0][1]) == 1:
+            db.execute(work[0][0], work[0][1][0])  # one statement is a transaction by itself
+            return
+        db.execute("BEGIN")
         try:
-            for table, key, gone in (
-                ("inodes", "ino", c.gone_inodes),
-                ("nodes", "id", c.gone_nodes),
-                ("entries", "id", c.gone_entries),
-                ("sent", "entry", c.gone_entries),
-                ("sent", "entry", c.unsent),
-            ):
-                if gone:
-                    db.executemany(f"DELETE FROM {table} WHERE {key}=?", [(i,) for i in gone])
-            for table, new in (
-                ("inodes", c.inodes),
-                ("nodes", c.nodes),
-                ("entries", c.entries),
-                ("sent", c.sent),
-            ):
-                if new:
-                    db.executemany(_insert(table, len(new[0])), new)
-            if c.moved:
-                db.executemany("UPDATE entries SET pos=? WHERE id=?", c.moved)
-            if c.last_id:
-                db.execute("INSERT OR REPLACE INTO meta VALUES ('last_id', ?)", (c.last_id,))
+            for sql, rows in work:
+                if len(rows) == 1:
+                    db.execute(sql, rows[0])
+                else:
+                    db.executemany(sql, rows)
             db.execute("COMMIT")
         except BaseException:
             db.execute("ROLLBACK")

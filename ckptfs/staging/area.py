@@ -119,4 +119,13 @@ class Area:
             shutil.rmtree(self._staging.parent, ignore_errors=True)
         if self.spill is not None:
             shutil.rmtree(self.spill, ignore_errors=True)
+        # The state file goes last: while it is there, something may still be staged.
+        for name in os.listdir(self.paths.run):
+            found = os.path.join(self.paths.run, name)
+            if found == self.paths.state:
+                continue
+            if os.path.isdir(found):
+                shutil.rmtree(found, ignore_errors=True)
+            else:
+                os.unlink(found)
         shutil.rmtree(self.paths.run, ignore_errors=True)

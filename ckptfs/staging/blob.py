@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import trio
 
 EXTENT = 4 << 20
@@ -27,7 +25,7 @@ class Blob:
         "spill_path", "spilled", "unit", "users",
     )  # fmt: skip
 
-    def __init__(self, id: int, path: Path, spill_path: Path) -> None:
+    def __init__(self, id: int, path: str, spill_path: str) -> None:
         self.id = id
         self.path = path
         self.spill_path = spill_path

@@ -6,6 +6,7 @@ there; whatever touches the spill, which is on disk, goes through a thread.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 from collections import OrderedDict
@@ -33,6 +34,7 @@ class Staging:
         self.data_dir = data
         self.cache_dir = cache
         self.spill_dir = spill
+        self._prefixes = {d: f"{d}/" for d in (data, cache, spill or data)}
         self.used = 0
         self.dirty_ram = 0
         self.spilled_bytes = 0
@@ -44,7 +46,8 @@ class Staging:
     # -- files -------------------------------------------------------------------------------
 
     def _blob(self, id: int, dir: Path) -> Blob:
-        blob = Blob(id, dir / str(id), (self.spill_dir or dir) / f"{id}.spill")
+        spill = self._prefixes[self.spill_dir or dir]
+        blob = Blob(id, f"{self._prefixes[dir]}{id}", f"{spill}{id}.spill")
         self.blobs[id] = blob
         return blob
 
@@ -77,8 +80,9 @@ class Staging:
             blob = self._blob(int(path.name), self.data_dir)
             blob.spilled = set(spilled.get(blob.id, ()))
             self.spilled_bytes += len(blob.spilled) * EXTENT
-            blob.size = path.stat().st_size
-            self._account(blob, path.stat().st_blocks * 512)
+            st = path.stat()
+            blob.size = st.st_size
+            self._account(blob, st.st_blocks * 512)
         if self.spill_dir is not None:
             for path in self.spill_dir.iterdir():
                 if path.suffix == ".spill" and (not path.stem.isdigit() or int(path.stem) not in keep):
@@ -123,7 +127,7 @@ class Staging:
         del self.blobs[id]
         self._lru.pop(id, None)
         self._close(blob)
-        blob.path.unlink(missing_ok=True)
+        os.unlink(blob.path)
         self._drop_spill(blob)
         self._account(blob, 0)
 
@@ -131,7 +135,8 @@ class Staging:
         if blob.spilled:
             self.spilled_bytes -= len(blob.spilled) * EXTENT
             blob.spilled = set()
-            blob.spill_path.unlink(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(blob.spill_path)
 
     # -- accounting --------------------------------------------------------------------------
 
@@ -238,10 +243,10 @@ class Staging:
         """A window for a worker to read; `unpin` when it is done."""
         blob.pins += 1
         return Source(
-            str(blob.path),
+            blob.path,
             offset,
             length,
-            str(blob.spill_path) if blob.spilled else "",
+            blob.spill_path if blob.spilled else "",
             EXTENT,
             frozenset(blob.spilled),
         )
@@ -258,7 +263,7 @@ class Staging:
         """The tier has it: from now on a cache that may shrink (B3)."""
         if blob.clean:
             return
-        path = self.cache_dir / str(blob.id)
+        path = f"{self._prefixes[self.cache_dir]}{blob.id}"
         os.rename(blob.path, path)
         blob.path = path
         blob.clean = True
@@ -272,7 +277,7 @@ class Staging:
     def make_dirty(self, blob: Blob) -> None:
         """It is about to be written again; complete, and no cache any more."""
         if blob.clean:
-            path = self.data_dir / str(blob.id)
+            path = f"{self._prefixes[self.data_dir]}{blob.id}"
             os.rename(blob.path, path)
             blob.path = path
             blob.clean = False

@@ -9,8 +9,9 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cli_result import Result
@@ -179,6 +180,23 @@ def test_umount_tells_what_is_left(ckptfs: Ckptfs, tmp_path: Path, daemon: FakeD
     assert daemon.requests == [{"command": "umount", "drain": False, "timeout_s": 0.0}]
     daemon.answers["umount"] = [{**outcome(0), "durable": False}]
     assert ckptfs("umount", tmp_path / "mnt").code == Exit.LEFT_OVER
+
+
+@pytest.mark.parametrize("command", ["umount", "wait"])
+def test_a_daemon_that_ends_well_without_a_last_answer(
+    ckptfs: Ckptfs, tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    daemon.answers[command] = [{"pending": PENDING, "eta_s": 1}]
+    follow = client.events
+
+    def events(*arguments: Any, **more: Any) -> Iterator[client.Event]:
+        for event in follow(*arguments, **more):
+            yield event
+            daemon.stop(keep_state=False)
+
+    monkeypatch.setattr(client, "events", events)
+    result = ckptfs(command, tmp_path / "mnt")
+    assert (result.code, result.err) == (0, "")
 
 
 def test_umount_refused(ckptfs: Ckptfs, tmp_path: Path, daemon: FakeDaemon) -> None:

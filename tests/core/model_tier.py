@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from ckptfs.core.plan import MIB
+from ckptfs.core.content import MIB
 from ckptfs.tiers.base import (
     RESERVED,
     Applied,
@@ -76,13 +76,15 @@ class Hidden:
 
 
 class ModelTier:
-    """`conflicts` holds what W3 kept; `removed` logs (version, path) of every object a Remove took."""
+    """`conflicts` holds what W3 kept, `removed` (version, path) of every object a Remove took,
+    `versions` the content that an identity ever stood for."""
 
     def __init__(self) -> None:
         self.root = Obj(Kind.DIR, 1, NOBODY)
         self.hidden: dict[str, Hidden] = {}
         self.conflicts: list[Obj] = []
         self.removed: list[tuple[str, bytes]] = []
+        self.versions: dict[str, str] = {}
         self._ids = 1
 
     def _id(self) -> int:
@@ -222,6 +224,7 @@ class ModelTier:
         del self.hidden[op.upload.handle]
         obj = Obj(Kind.FILE, int(hidden.ident), op.attrs, op.version, cells)
         parent.children[name] = obj
+        self.versions[obj.ident] = obj.version
         return Applied(obj.token, obj.ident, conflict)
 
     def _link(self, op: Link) -> Applied:
@@ -232,6 +235,7 @@ class ModelTier:
             version = "L:" + op.target.decode()
             there = Obj(Kind.LINK, self._id(), op.attrs, version, (), op.target)
             parent.children[name] = there
+            self.versions[there.ident] = version
         there.attrs = op.attrs
         return Applied(there.token, there.ident, conflict)
 
@@ -295,7 +299,9 @@ class ModelTier:
         """Another writer makes or replaces a file; returns what it replaced."""
         parent, name, _ = self._parent(path)
         old = parent.children.get(name)
-        parent.children[name] = Obj(Kind.FILE, self._id(), replace(NOBODY, mode=0o600), version, cells)
+        obj = Obj(Kind.FILE, self._id(), replace(NOBODY, mode=0o600), version, cells)
+        parent.children[name] = obj
+        self.versions[obj.ident] = version
         return old
 
     def foreign_mkdir(self, path: bytes) -> None:

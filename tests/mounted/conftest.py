@@ -29,6 +29,31 @@ def disk() -> Iterator[Path]:
     shutil.rmtree(base, ignore_errors=True)
 
 
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Mount]:
+    """One started mount for a whole module; each test has a directory of its own in it."""
+    base = Path(tempfile.mkdtemp(prefix="ckptfs-test-", dir="/var/tmp"))
+    base.chmod(0o755)
+    mount = Mount(base)
+    try:
+        mount.start()
+        yield mount
+        mount.umount()
+        assert list(mount.run_dir.iterdir()) == []
+    finally:
+        mount.cleanup()
+        shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[Path]:
+    """A directory on local disk to compare with."""
+    base = Path(tempfile.mkdtemp(prefix="ckptfs-local-", dir="/var/tmp"))
+    base.chmod(0o755)
+    yield base
+    shutil.rmtree(base, ignore_errors=True)
+
+
 @pytest.fixture
 def new_mount(disk: Path) -> Iterator[Callable[..., Mount]]:
     """Makes mounts (not started) that are cleaned up whatever happens."""

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -71,14 +72,32 @@ class Mount:
             self.pid = int(self.status()["pid"])
         return done
 
-    def status(self) -> dict[str, Any]:
-        """`ckptfs status --json`."""
-        found: dict[str, Any] = json.loads(self.cli("status", self.point, "--json", check=False).stdout)
-        return found
+    def ask(self, command: str, timeout: float = 60, **arguments: Any) -> dict[str, Any]:
+        """The last answer of the daemon to a command on its control socket."""
+        with socket.socket(socket.AF_UNIX) as s:
+            s.settimeout(timeout)
+            s.connect(str(next(self.run_dir.glob("*/control.sock"))))
+            s.sendall(json.dumps({"command": command, **arguments}).encode() + b"\n")
+            with s.makefile("rb") as lines:
+                for line in lines:
+                    answer: dict[str, Any] = json.loads(line)
+                    if answer.get("done"):
+                        return answer
+        raise AssertionError(f"no answer to {command}\n{self.log()}")
 
-    def wait(self, *paths: str | Path, timeout: float = 60) -> None:
+    def status(self) -> dict[str, Any]:
+        """The object of `ckptfs status --json`, straight from the daemon."""
+        return self.ask("status")
+
+    def state(self, path: str | Path) -> str:
+        """The state attribute of a path below the mount point."""
+        return os.getxattr(self.point / path, "user.ckptfs.state").decode()
+
+    def wait(self, *paths: str | Path, timeout: float = 20) -> None:
         """Until durable."""
-        self.cli("wait", *(paths or ("--mount", self.point)), "--timeout", str(timeout), timeout=timeout + 30)
+        answer = self.ask("wait", timeout + 30, paths=[str(p) for p in paths], timeout_s=timeout)
+        if answer.get("code") != 0:
+            raise AssertionError(f"wait {paths} gave {answer}\n{self.log()}")
 
     def umount(self, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """`ckptfs umount`; waits for the daemon to be gone."""

@@ -77,7 +77,7 @@ class MountSession:
         config = self.config
         settings = PoolSettings(
             config.tier, self._uuid(), count=config.workers, threads=config.worker_threads,
-            niceness=config.niceness, options=config.options, pass_fds=(self.area.lock_fd,),
+            niceness=config.niceness, options=self._tier_options(), pass_fds=(self.area.lock_fd,),
         )  # fmt: skip
         now = time.time_ns()
         root = Attrs(0o755, os.geteuid(), os.getegid(), now, now)
@@ -139,6 +139,21 @@ class MountSession:
             path.write_text(found + "\n")
         return found
 
+    def _known_tier(self) -> dict[str, str]:
+        """URL and identity of the tier this mount point used last."""
+        try:
+            found = json.loads(Path(self.paths.uuid).with_name("tier.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _tier_options(self) -> dict[str, str]:
+        """With the identity known, an empty mount point is not taken for an empty tier."""
+        known = self._known_tier()
+        if known.get("url") == self.config.tier and known.get("tier_id"):
+            return {**self.config.options, "tier_id": known["tier_id"]}
+        return dict(self.config.options)
+
     async def _begin(self, absorb: Absorb) -> list[str]:
         """Probe the tier, recover what an earlier daemon left; returns what to tell the user."""
         hub, config = self.hub, self.config
@@ -155,6 +170,11 @@ class MountSession:
                 ) from e
             hub.health.down(e)
             lines.append(f"the tier does not answer ({e.message}); files are staged until it does")
+        if info is not None:
+            Path(self.paths.uuid).with_name("tier.json").write_text(
+                json.dumps({"url": config.tier, "tier_id": info.tier_id})
+            )
+        self._check_same_tier(info)
         self.report.recovered = await recover(hub, absorb.is_stream)
         if info is not None:
             await self._root_attributes()
@@ -171,6 +191,21 @@ class MountSession:
         if self.report.recovered:
             lines.append(self.report.recovered)
         return lines
+
+    def _check_same_tier(self, info: TierInfo | None) -> None:
+        """What is staged for one tier must not be published to another."""
+        journal, state = self.hub.journal, self.hub.core.state
+        before = journal.get("tier")
+        staged = (
+            state.log or state.graves or state.held_inodes or any(i.unsealed for i in state.inodes.values())
+        )
+        if before is not None and before != self.config.tier and staged:
+            raise CkptfsError(
+                f"files for the tier {before} are still staged for {self.paths.mountpoint}: mount with that tier"
+                " first, and let it drain",
+                Exit.USAGE,
+            )
+        journal.set("tier", self.config.tier)
 
     async def _root_attributes(self) -> None:
         root = self.hub.core.state.root
@@ -281,7 +316,7 @@ class MountSession:
             await hub.changed.wait(0.25 if at is None else max(0.0, min(0.25, at - trio.current_time())))
         hub.changed.beat()
         with trio.move_on_after(2.0):
-            while self.control.streaming:  # let `ckptfs umount` and `wait` have their last line
+            while self.control.answering:  # let `ckptfs umount` and `wait` have their last line
                 await trio.sleep(0.01)
 
     def _outcome(self) -> int:
