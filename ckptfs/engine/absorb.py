@@ -161,7 +161,7 @@ class Absorb:
             if length:
                 source = hub.staging.pin(source_blob, 0, length)
                 try:
-                    await hub.pool.call("clone", source, blob.path)
+                    await hub.local("clone", source, blob.path)
                 finally:
                     hub.staging.unpin(source_blob)
         except TierError as e:
@@ -259,7 +259,7 @@ class Absorb:
             return
         source = hub.staging.pin(blob, 0, inode.size)
         try:
-            digests = await hub.pool.call("digest_chunks", source, hub.core.content.chunk_for(inode.size))
+            digests = await hub.local("digest_chunks", source, hub.core.content.chunk_for(inode.size))
         except TierError as e:
             log.warning("no digests for %s: %s", os.fsdecode(inode.path()), e.message)
             return

@@ -148,7 +148,7 @@ class Admission:
             hub.staging.spill_started(blob, extent)
             ok = False
             try:
-                await hub.pool.call("spill", blob.path, blob.spill_path, extent * EXTENT, EXTENT)
+                await hub.local("spill", blob.path, blob.spill_path, extent * EXTENT, EXTENT)
                 if not blob.dead:
                     hub.spilled_ids.add(blob.id)
                     hub.journal.add_spilled(blob.id, extent)

@@ -8,17 +8,21 @@ import os
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
 from ckptfs.config import Config
 from ckptfs.core import Core, Inode
-from ckptfs.flush.pool import WorkerPool
+from ckptfs.flush.pool import WorkerDied, WorkerPool
 from ckptfs.journal.journal import Journal
 from ckptfs.staging import Staging
 from ckptfs.tiers.base import TierError, Trouble
 
 log = logging.getLogger("ckptfs")
+
+WORKER_DEATHS = 10
+"""A local job is begun again this often when its worker dies."""
 
 
 class Pulse:
@@ -81,8 +85,8 @@ class Health:
             self._set("up", "")
 
     def down(self, error: TierError) -> None:
-        """It did not."""
-        if error.trouble == Trouble.DOWN:
+        """It did not (the death of a worker says nothing about it)."""
+        if error.trouble == Trouble.DOWN and not isinstance(error, WorkerDied):
             if self.state != "down":
                 log.warning("the tier does not answer: %s; retrying until it does", error.message)
                 self._set("down", error.message)
@@ -156,6 +160,18 @@ class Hub:
             or self.counters.writers_waiting > 0
             or self.staging.used * 2 > self.config.cache_size
         )
+
+    async def local(self, method: str, *args: Any) -> Any:
+        """Run a job of `flush/local.py` on staging files; again when its worker dies in the middle.
+
+        Only so often, lest a job that kills every worker keeps the mount without any.
+        """
+        for _ in range(WORKER_DEATHS):
+            try:
+                return await self.pool.call(method, *args)
+            except WorkerDied as e:
+                log.warning("%s is begun again: %s", method, e.message)
+        return await self.pool.call(method, *args)
 
     def new_data(self) -> int:
         """Id of a new staging file."""

@@ -86,7 +86,7 @@ async def _intact(hub: Hub, data: int, length: int) -> bool:
     for offset, n, xxh3 in known:
         source = hub.staging.pin(blob, offset, n)
         try:
-            if await hub.pool.call("digest", source) != xxh3:
+            if await hub.local("digest", source) != xxh3:
                 return False
         except TierError as e:
             log.error("staging file %d: %s", data, e.message)
