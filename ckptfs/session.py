@@ -24,12 +24,12 @@ from ckptfs.core.state import load
 from ckptfs.engine.absorb import Absorb
 from ckptfs.engine.admission import Admission
 from ckptfs.engine.fetch import Fetcher
-from ckptfs.engine.hub import Hub
+from ckptfs.engine.hub import HANGING, READING, Hub
 from ckptfs.engine.publisher import Publisher
 from ckptfs.engine.recovery import recover
 from ckptfs.engine.report import Report
 from ckptfs.engine.space import SpaceInfo
-from ckptfs.engine.uploader import Uploader
+from ckptfs.engine.uploader import Uploader, backoff
 from ckptfs.engine.view import View
 from ckptfs.errors import CkptfsError, Exit
 from ckptfs.flush.pool import PoolSettings, WorkerPool
@@ -42,6 +42,9 @@ from ckptfs.tiers.base import Attrs, TierError, TierInfo, Trouble
 log = logging.getLogger("ckptfs")
 
 Say = Callable[[dict[str, object]], None]
+
+HANG_S = 15.0
+"""A tier call that takes longer hangs. Chunks are small enough."""
 
 STATE_S = 1.0
 """How often `mount.json` is brought up to date."""
@@ -65,6 +68,7 @@ class MountSession:
         self.area.prepare()
         journal = Journal(self.area.journal, durable=self.area.durable)
         try:
+            self._remember_spill(journal)
             return await self._run(journal, say)
         finally:
             journal.close()
@@ -72,6 +76,13 @@ class MountSession:
                 self.area.destroy()
 
     _nothing_left = False
+
+    def _remember_spill(self, journal: Journal) -> None:
+        """What was spilled is found again although this mount spills elsewhere, or not at all."""
+        known = json.loads(journal.get("spill_dirs") or "[]")
+        self.area.old_spills = [Path(d) for d in known]
+        if self.area.spill is not None and str(self.area.spill) not in known:
+            journal.set("spill_dirs", json.dumps([*known, str(self.area.spill)]))
 
     async def _run(self, journal: Journal, say: Say) -> int:
         config = self.config
@@ -89,7 +100,7 @@ class MountSession:
             admission = Admission(hub)
             fetcher = Fetcher(hub, admission, nursery)
             absorb = Absorb(hub, admission, fetcher)
-            view = View(hub)
+            view = View(hub, nursery)
             uploader, publisher = Uploader(hub), Publisher(hub)
             report = self.report = Report(hub, publisher, self.paths.mountpoint, config.log_file)
             space = SpaceInfo(hub)
@@ -102,7 +113,7 @@ class MountSession:
                 lines = await self._begin(absorb)
                 for task in (
                     uploader.run, publisher.run, admission.run_spill, absorb.run_streams, space.run,
-                    self._sample, self._write_state,
+                    self._sample, self._watch, self._write_state,
                 ):  # fmt: skip
                     nursery.start_soon(task)
                 nursery.start_soon(admission.run_pressure, memory.available, _total_memory())
@@ -110,6 +121,8 @@ class MountSession:
                 await nursery.start(control.run, self.paths.control)
                 self.fuse.open()
                 nursery.start_soon(self._signals)
+                if hub.blind:
+                    nursery.start_soon(self._look_for_tier)
                 say({"ok": True, "lines": lines})
                 for line in lines:
                     log.info("%s", line)
@@ -160,7 +173,7 @@ class MountSession:
         info: TierInfo | None = None
         lines: list[str] = []
         try:
-            info = await hub.pool.call("probe")
+            info = await hub.local("probe")
         except TierError as e:
             if not config.allow_tier_down or e.trouble == Trouble.REFUSED:
                 raise CkptfsError(
@@ -168,21 +181,19 @@ class MountSession:
                     + ("" if e.trouble == Trouble.REFUSED else " (--allow-tier-down mounts anyway)"),
                     Exit.TIER_DOWN,
                 ) from e
-            hub.health.down(e)
-            lines.append(f"the tier does not answer ({e.message}); files are staged until it does")
-        if info is not None:
-            Path(self.paths.uuid).with_name("tier.json").write_text(
-                json.dumps({"url": config.tier, "tier_id": info.tier_id})
+            hub.health.down(READING, e)
+            hub.blind = True
+            lines.append(
+                f"the tier does not answer ({e.message}); until it does, files are staged and only those are"
+                " visible"
             )
-        self._check_same_tier(info)
-        self.report.recovered = await recover(hub, absorb.is_stream)
+        if info is not None:
+            self._remember_tier(info)
+        self._check_same_tier()
+        self.report.recovered = await recover(hub, absorb.is_stream, self.area.old_spills)
         if info is not None:
             await self._root_attributes()
-            keep = frozenset(e.upload.handle for e in hub.core.state.log.values() if e.upload is not None)
-            try:
-                await hub.pool.call("sweep", keep)
-            except TierError as e:
-                hub.health.down(e)
+            await self._sweep()
         policy = (
             "the bytes are safe from process death (cache)" if config.fsync == "cache" else "durable (tier)"
         )
@@ -192,7 +203,43 @@ class MountSession:
             lines.append(self.report.recovered)
         return lines
 
-    def _check_same_tier(self, info: TierInfo | None) -> None:
+    def _remember_tier(self, info: TierInfo) -> None:
+        Path(self.paths.uuid).with_name("tier.json").write_text(
+            json.dumps({"url": self.config.tier, "tier_id": info.tier_id})
+        )
+
+    async def _sweep(self) -> bool:
+        """Remove hidden files of ours that no journal row names. Only while nothing is being sent."""
+        keep = frozenset(e.upload.handle for e in self.hub.core.state.log.values() if e.upload is not None)
+        try:
+            await self.hub.pool.call("sweep", keep)
+        except TierError as e:
+            self.hub.health.down(READING, e)
+            return False
+        return True
+
+    async def _look_for_tier(self) -> None:
+        """Mounted without an answer from the tier: what the probe does is done when it comes."""
+        tries = 0
+        while self.hub.blind:
+            await trio.sleep(backoff(tries))
+            tries += 1
+            try:
+                info = await self.hub.pool.call("probe")
+            except TierError as e:
+                self.hub.health.down(READING, e)
+                continue
+            self._remember_tier(info)
+            if not await self._sweep():
+                continue
+            await self._root_attributes()
+            self.hub.blind = False
+            self.hub.health.up(READING)
+            self.hub.work.beat()
+            for note in info.notes:
+                log.info("tier: %s", note)
+
+    def _check_same_tier(self) -> None:
         """What is staged for one tier must not be published to another."""
         journal, state = self.hub.journal, self.hub.core.state
         before = journal.get("tier")
@@ -209,10 +256,12 @@ class MountSession:
 
     async def _root_attributes(self) -> None:
         root = self.hub.core.state.root
+        if root.attr_dirty:
+            return
         try:
             found = await self.hub.pool.call("stat", b"")
         except TierError as e:
-            self.hub.health.down(e)
+            self.hub.health.down(READING, e)
             return
         if found is not None:
             a = found.attrs
@@ -228,6 +277,16 @@ class MountSession:
             counters.absorbed.sample(now)
             counters.flushed.sample(now)
             await trio.sleep(0.5)
+
+    async def _watch(self) -> None:
+        """Say so when the tier does not even fail: a hard NFS mount without its server hangs."""
+        while True:
+            await trio.sleep(1.0)
+            age = self.hub.pool.oldest_tier_call_s
+            if age > HANG_S:
+                self.hub.health.down(HANGING, TierError(Trouble.DOWN, f"no answer for {age:.0f} s"))
+            else:
+                self.hub.health.up(HANGING)
 
     async def _write_state(self) -> None:
         last = ""
@@ -287,19 +346,8 @@ class MountSession:
                 _notify_systemd("STOPPING=1")
                 self.control.give_up_at = trio.current_time() + self.config.drain_timeout
                 self.hub.changed.beat()
+                self.fuse.terminate_at(self.control.give_up_at)
                 await self.fuse.detach()
-                self._hurry_out()
-
-    def _hurry_out(self) -> None:
-        """Open files keep a detached mount alive; not beyond the time allowed."""
-        assert self.control.give_up_at is not None
-        deadline = self.control.give_up_at
-
-        async def enforce() -> None:
-            await trio.sleep_until(deadline)
-            self.fuse.terminate()
-
-        self.fuse.nursery.start_soon(enforce)
 
     # -- ending ------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import trio
 
-from ckptfs.core import EntryKind, Inode
+from ckptfs.core import Inode
 from ckptfs.engine.hub import Hub
 from ckptfs.engine.publisher import Publisher
 from ckptfs.engine.report import Report
@@ -217,7 +217,7 @@ class ControlServer:
         if revert is not None:
             blob = self.hub.staging.blobs.get(revert.data)
             if blob is not None and not blob.clean and blob.size > revert.length:
-                self.hub.staging.truncate(blob, revert.length)
+                await self.hub.staging.truncate(blob, revert.length)
         self.hub.work.beat()
         self.hub.changed.beat()
         if parent is not None and name is not None:
@@ -230,15 +230,12 @@ class ControlServer:
         order = self.hub.core.order
         for e in list(self.hub.core.state.log.values()):
             if e.stuck and e.path() == wanted:
-                upload = e.upload
                 order.skip(e, time.time())
                 self.hub.commit()
                 self.publisher.retry_at = 0.0
                 self.hub.work.beat()
                 self.hub.changed.beat()
                 log.warning("%s of %s is skipped on request", e.kind.name, path)
-                if upload is not None and e.kind == EntryKind.PUT:
-                    await self.hub.pool.call("abandon", [upload])
                 return
         for node, _, _ in list(self.publisher.stuck_removals.values()):
             if node.path() == wanted:

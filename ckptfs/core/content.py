@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ckptfs.core.model import Entry, EntryKind, Inode, Node, Unsealed
+from ckptfs.core.model import Entry, EntryKind, Inode, Node, Unsealed, to_ns
 from ckptfs.core.order import Order
 from ckptfs.core.state import State
 from ckptfs.tiers.base import Kind
@@ -62,7 +62,7 @@ class Content:
         inode.size = size
         inode.unsealed = Unsealed.REWRITTEN
         inode.close_mark = 0
-        inode.mtime_ns = inode.ctime_ns = int(now * 1e9)
+        inode.mtime_ns = inode.ctime_ns = to_ns(now)
         if inode.dead:
             self.state.touch(inode)
         else:
@@ -129,9 +129,7 @@ class Content:
             assert inode.parent is not None
             assert inode.name is not None
             inode.unsealed = Unsealed.NO
-            e = self.order.append(
-                EntryKind.LINK, inode, self.order.new_node(inode), inode.parent, inode.name
-            )
+            e = self.order.append(EntryKind.LINK, inode, self.order.new_node(inode), inode.parent, inode.name)
             e.sealed_at = e.first_at = now
             return e
         return self.seal(inode, now)

@@ -15,6 +15,11 @@ ROOT = 1
 """Inode number of the mount's root, and id of the tier root's node."""
 
 
+def to_ns(seconds: float) -> int:
+    """Nanoseconds of a time given in seconds: whole microseconds, which a float holds exactly."""
+    return round(seconds * 1e6) * 1000
+
+
 class EntryKind(enum.IntEnum):
     """Ordered log entries (R1). A REMOVE is a dead node instead, see `Node.dead_pos`."""
 
@@ -45,9 +50,9 @@ class Inode:
     """
 
     __slots__ = (
-        "atime_ns", "attr_dirty", "children", "close_mark", "ctime_ns", "data", "gid", "held", "held_at", "holding",
-        "ino", "kept", "kind", "lookups", "mode", "mtime_ns", "name", "node", "opens", "parent", "pending",
-        "puts", "size", "target", "uid", "unsealed", "writers", "xattrs",
+        "atime_ns", "attr_dirty", "children", "close_mark", "ctime_ns", "data", "gid", "held", "held_at",
+        "holding", "ino", "kept", "kind", "lookups", "mode", "mtime_ns", "name", "node", "opens", "parent",
+        "pending", "puts", "size", "target", "uid", "unsealed", "writers", "xattrs",
     )  # fmt: skip
 
     def __init__(self, ino: int, kind: Kind, attrs: Attrs) -> None:

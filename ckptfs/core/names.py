@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 
-from ckptfs.core.model import ROOT, EntryKind, Inode, Node, Unsealed
+from ckptfs.core.model import EntryKind, Inode, Node, Unsealed, to_ns
 from ckptfs.core.order import Order
 from ckptfs.core.state import State
 from ckptfs.tiers.base import RESERVED, Attrs, Kind
@@ -60,14 +60,12 @@ class Names:
         self._changed_dir(parent, now)
 
     def _changed_dir(self, dir: Inode, now: float) -> None:
-        dir.mtime_ns = dir.ctime_ns = int(now * 1e9)
-        if dir.ino == ROOT:
-            self.state.keep(dir)
-        elif not dir.dead:
+        dir.mtime_ns = dir.ctime_ns = to_ns(now)
+        if not dir.dead:
             self.order.attrs_changed(dir)
 
     def _new(self, parent: Inode, kind: Kind, mode: int, uid: int, gid: int, now: float) -> Inode:
-        ns = int(now * 1e9)
+        ns = to_ns(now)
         if parent.mode & S_ISGID:
             gid = parent.gid
             if kind == Kind.DIR:
@@ -138,7 +136,7 @@ class Names:
         assert inode.name is not None
         del parent.children[inode.name]
         inode.parent = inode.name = None
-        inode.ctime_ns = int(now * 1e9)
+        inode.ctime_ns = to_ns(now)
         self._changed_dir(parent, now)
         self.order.unhold(inode)
         inode.unsealed = Unsealed.NO
@@ -187,7 +185,7 @@ class Names:
         del parent.children[name]
         self._changed_dir(parent, now)
         self._attach(inode, new_parent, new_name, now)
-        inode.ctime_ns = int(now * 1e9)
+        inode.ctime_ns = to_ns(now)
         if inode.kind == Kind.DIR:
             self._log_dir_move(inode, new_parent, new_name)
         else:
@@ -243,7 +241,7 @@ class Names:
             inode.atime_ns = atime_ns
         if mtime_ns is not None:
             inode.mtime_ns = mtime_ns
-        inode.ctime_ns = int(now * 1e9)
+        inode.ctime_ns = to_ns(now)
         if inode.puts and not inode.unsealed and inode.kind == Kind.FILE:
             last = inode.puts[-1]
             if not last.frozen:
@@ -252,5 +250,5 @@ class Names:
         if inode.kept or inode.node is not None:
             self.state.keep(inode)
         on_tier = inode.node is not None and (inode.node.present or inode.kind == Kind.DIR)
-        if inode.ino != ROOT and not inode.dead and (on_tier or any(e.frozen for e in inode.puts)):
+        if not inode.dead and (on_tier or any(e.frozen for e in inode.puts)):
             self.order.attrs_changed(inode)

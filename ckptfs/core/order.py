@@ -171,6 +171,24 @@ class Order:
         self._pass_graves(e.pos)
         self._reap_both(e)
 
+    def moving(self) -> Node | None:
+        """The object whose MOVE is in the tier's hands: it is under the one path or the other.
+
+        At most one, and at the head: a MOVE is a batch of its own.
+        """
+        head = next(iter(self.state.log.values()), None)
+        return head.node if head is not None and head.kind == EntryKind.MOVE and head.frozen else None
+
+    def in_motion(self, node: Node) -> bool:
+        """Whether its path on the tier is not known now, see `moving`."""
+        moving = self.moving()
+        n: Node | None = node if moving is not None else None
+        while n is not None:
+            if n is moving:
+                return True
+            n = n.parent
+        return False
+
     def _void_moves(self, node: Node, count: int) -> None:
         """Forget the MOVEs of a node that will not appear where they would take it from."""
         if count <= 0:
@@ -230,6 +248,8 @@ class Order:
             e.inode.puts.remove(e)
         s.drop_entry_row(e)
         s.unref_data(e.data)
+        if e.node.dead_pos and not e.node.present and not e.node.pending:
+            s.drop_node(e.node)  # to be removed, and now never made
 
     def reap(self, inode: Inode) -> None:
         """Forget a dead inode that nothing needs; drop the journal row of one the tier has."""
@@ -258,7 +278,7 @@ class Order:
         They are frozen. None when the head is not ready. A batch of removals that must come first
         (an object of another kind is in the way) is returned with no entries.
         """
-        self._skip_void_moves()
+        self._clear_head()
         entries: list[Entry] = []
         ops: list[Op] = []
         made: dict[int, bytes] = {}
@@ -294,15 +314,71 @@ class Order:
             self._freeze(e)
         return entries, ops
 
-    def _skip_void_moves(self) -> None:
-        """A MOVE of something that never reached the tier (skipped, or renamed when refused) is done."""
+    def _clear_head(self) -> None:
+        """Deal with entries at the head that can't be applied as they are.
+
+        A MOVE of something that never reached the tier (skipped, or renamed when refused) is done.
+        A directory that others removed is made again by whatever is put into it.
+        """
         log = self.state.log
         while log:
             e = next(iter(log.values()))
-            if e.kind != EntryKind.MOVE or e.node.present:
+            if e.kind == EntryKind.MOVE and not e.node.present:
+                self._finish(e)
+                self._reap_both(e)
+            elif e.dir.node is not None and e.dir.node.present:
                 return
-            self._finish(e)
-            self._reap_both(e)
+            elif e.dir.dead:
+                self._homeless(e)
+            else:
+                self._place(e.dir)
+
+    def _homeless(self, e: Entry) -> None:
+        """The head of the log would go into a removed directory that others removed on the tier too."""
+        s, node = self.state, e.node
+        moves = [m for m in s.log.values() if m.node is node and m.kind == EntryKind.MOVE and m is not e]
+        if moves and e.kind in (EntryKind.PUT, EntryKind.LINK):
+            self._aim(e, -1)
+            e.dir, e.name, e.frozen = moves[-1].dir, moves[-1].name, False
+            self._aim(e, 1)
+            s.touch_entry(e)
+            self._void_moves(node, node.pending - 1)
+            return
+        self._finish(e)
+        if not moves and not node.present:
+            s.abandon(e)
+            s.drop_node(node)
+        self._reap_both(e)
+
+    def _place(self, dir: Inode) -> None:
+        """Count a directory that the tier lost as present: tiers make missing parents."""
+        assert dir.parent is not None
+        assert dir.name is not None
+        s, up = self.state, dir.parent
+        if up.node is None or not up.node.present:
+            self._place(up)
+        assert up.node is not None
+        node = dir.node
+        if node is None or node.dead_pos:
+            node = dir.node = self.new_node(dir)
+        self._replace(up.node, dir.name, node)
+        s.touch(dir)
+        self.attrs_changed(dir)
+
+    def _replace(self, parent: Node, name: bytes, node: Node) -> None:
+        """The tier has `node` at a place; a directory takes over what is in the one it replaces."""
+        s = self.state
+        old = parent.children.get(name)
+        if old is not None and old is not node:
+            if node.kind == old.kind == Kind.DIR and not node.children:
+                node.children, old.children = old.children, {}
+                for child in node.children.values():
+                    child.parent = node
+                    s.touch_node(child)
+            self._vanish(old)
+        node.parent, node.name, node.present = parent, name, True
+        parent.children[name] = node
+        s.keep_node(node)
 
     def _freeze(self, e: Entry) -> None:
         self._mark(e.dir.node, e.name)
@@ -378,7 +454,6 @@ class Order:
         if e.kind == EntryKind.MOVE and not answer.ident and not answer.token:
             self._source_gone(e, answer)
             return
-        old = parent.children.get(e.name)
         self._mark(parent, e.name)
         if node.parent is not None and node.present:
             self._mark(node.parent, node.name)
@@ -386,16 +461,7 @@ class Order:
             if node.parent.children.get(node.name) is node:
                 del node.parent.children[node.name]
             self._dirty_dir(node.parent)
-        if old is not None and old is not node:
-            if e.kind == EntryKind.MKDIR:
-                node.children = old.children
-                old.children = {}
-                for child in node.children.values():
-                    child.parent = node
-                    s.touch_node(child)
-            self._vanish(old)
-        node.parent, node.name, node.present = parent, e.name, True
-        parent.children[e.name] = node
+        self._replace(parent, e.name, node)
         node.token, node.ident = answer.token or node.token, answer.ident or node.ident
         s.conflicts += answer.conflict
         inode = e.inode
@@ -405,7 +471,6 @@ class Order:
             node.inode = inode
             if before is not None and before is not node and before.present:
                 self.bury(before)  # its MOVE was skipped
-        s.keep_node(node)
         s.touch(inode)
         self._dirty_dir(parent)
         self.last_applied = e
@@ -438,7 +503,9 @@ class Order:
         if inode is not None and inode.node is node:
             inode.node = None
             s.touch(inode)
-            if node.kind != Kind.DIR and inode.parent is not None and not inode.local:
+            if inode.parent is None or inode.local:
+                return
+            if node.kind != Kind.DIR or not (inode.children or inode.pending or inode.ino in s.busy_dirs):
                 self.unname(inode)
 
     def unname(self, inode: Inode) -> None:
@@ -452,7 +519,7 @@ class Order:
 
     def _dirty_dir(self, node: Node) -> None:
         """Publishing changed the directory's time on the tier: set ours again when it is quiet."""
-        if node.inode is not None and node.id != ROOT:
+        if node.inode is not None:
             self.attrs_changed(node.inode)
 
     def refused(self, e: Entry, failed: Failed, now: float) -> None:
@@ -506,9 +573,7 @@ class Order:
 
     # -- removals and attributes -------------------------------------------------------------
 
-    def next_removals(
-        self, limit: int = 128, avoid: Container[int] = ()
-    ) -> tuple[list[Node], list[Op]]:
+    def next_removals(self, limit: int = 128, avoid: Container[int] = ()) -> tuple[list[Node], list[Op]]:
         """Graves that may be emptied now (R3), children before their directory.
 
         `avoid`: ids of nodes whose removal the tier refuses for now.
@@ -587,7 +652,8 @@ class Order:
         self._setting = {}
         for inode in list(s.attr_queue.values()):
             node = inode.node
-            if inode.dead or (node is None and inode.pending == 0 and not inode.local):
+            absent = node is None or not node.present
+            if inode.dead or (absent and inode.pending == 0 and not inode.local):
                 self._attrs_clean(inode)
                 continue
             if node is None or not node.present or inode.pending or node.pending or inode.ino in s.busy_dirs:
@@ -627,7 +693,11 @@ class Order:
     def settled(self) -> bool:
         """The tier has everything it will get without anybody's help, removals included."""
         s = self.state
-        return not s.log and not s.attr_queue and not any(self._goes(n) for n in s.graves.values())
+        return not (
+            s.log
+            or any(i.node is not None and i.node.present and not i.dead for i in s.attr_queue.values())
+            or any(self._goes(n) for n in s.graves.values())
+        )
 
     def _goes(self, node: Node) -> bool:
         """Whether a grave will be emptied without anybody's help, now that the log is empty."""

@@ -100,7 +100,7 @@ class Planner:
         """The upload is open (journal it before its first chunk)."""
         entry.in_flight.discard(-1)
         if entry.id not in self.state.log:
-            self.state.abandoned.append(upload)
+            self.state.abandoned.append((entry.id, upload))
             return
         entry.upload = upload
         self.state.touch_entry(entry)
@@ -111,7 +111,7 @@ class Planner:
         small = entry.length <= SMALL
         if entry.id not in self.state.log:
             if small:
-                self.state.abandoned.append(upload)
+                self.state.abandoned.append((entry.id, upload))
             return
         if small and entry.upload is None:
             entry.upload = upload

@@ -65,7 +65,7 @@ class State:
         self.held_inodes: dict[int, Inode] = {}
         self.data_refs: dict[int, int] = {}
         self.freed: list[int] = []
-        self.abandoned: list[Upload] = []
+        self.abandoned: list[tuple[int, Upload]] = []
         self.conflicts = 0
         self.last_id = ROOT
         self._saved_id = ROOT
@@ -154,14 +154,16 @@ class State:
     def abandon(self, entry: Entry) -> None:
         """The entry's upload will not be published."""
         if entry.upload is not None:
-            self.abandoned.append(entry.upload)
+            self.abandoned.append((entry.id, entry.upload))
             entry.upload = None
 
     def take_abandoned(self) -> list[Upload]:
         """Uploads whose hidden bytes may be removed from the tier (`Tier.abandon`), once the journal
-        has the changes."""
-        abandoned, self.abandoned = self.abandoned, []
-        return abandoned
+        has the changes. Of an entry that is to be sent again only when it is over: its new upload
+        may lie under the same handle."""
+        over = [u for id, u in self.abandoned if id not in self.log]
+        self.abandoned = [(id, u) for id, u in self.abandoned if id in self.log]
+        return over
 
     def drop_entry_row(self, entry: Entry) -> None:
         """The entry is over."""

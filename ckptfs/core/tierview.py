@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ckptfs.core.model import ROOT, Inode, Node
+from ckptfs.core.model import Inode, Node
 from ckptfs.core.order import Order
 from ckptfs.core.state import State
 from ckptfs.tiers.base import RESERVED, Found, Kind
@@ -14,11 +14,14 @@ class TierView:
     def __init__(self, state: State, order: Order) -> None:
         self.state = state
         self.order = order
-        self._asked: list[int] = []
+        self._asked: set[int] = set()
+        self._listed: dict[int, int] = {}
+        """The latest question whose answer, a whole listing, was merged into a directory (node)."""
 
     def ask(self) -> int:
         """Call before asking the tier; give the result back to `merge_*` or `give_up`."""
-        self._asked.append(self.order.epoch)
+        self.order.epoch += 1
+        self._asked.add(self.order.epoch)
         self.order.watching = len(self._asked)
         return self.order.epoch
 
@@ -29,6 +32,7 @@ class TierView:
         if not self._asked:
             self.order.touched.clear()
             self.order.moved.clear()
+            self._listed.clear()
 
     def tier_path(self, inode: Inode) -> bytes | None:
         """Where the tier has this inode's published content; None when it has none."""
@@ -47,6 +51,7 @@ class TierView:
                     lost += self._merge(dir, node, found.name, found, asked)
             for name in [n for n in node.children if n not in seen]:
                 lost += self._merge(dir, node, name, None, asked)
+            self._listed[node.id] = asked
         self.give_up(asked)
         return lost
 
@@ -56,21 +61,30 @@ class TierView:
         lost: list[Inode] = []
         if node is not None and self._same_place(dir, node, asked) and not name.startswith(RESERVED):
             lost = self._merge(dir, node, name, found, asked)
+            self.order.touched[(node.id, name)] = max(asked, self.order.touched.get((node.id, name), 0))
         self.give_up(asked)
         return lost
 
     def dir_vanished(self, dir: Inode, asked: int) -> None:
         """The tier says that there is no such directory (others removed it)."""
         node = dir.node
-        if node is not None and dir.ino != ROOT and node.parent is not None and self._same_place(dir, node, asked):
-            parent = node.parent.inode
-            if parent is not None and not parent.dead:
-                self._merge(parent, node.parent, node.name, None, asked)
+        up = node.parent if node is not None and self._same_place(dir, node, asked) else None
+        if node is not None and up is not None:
+            parent = up.inode
+            if parent is not None and self._same_place(parent, up, asked):
+                self._merge(parent, up, node.name, None, asked)
         self.give_up(asked)
 
+    def same_place(self, dir: Inode, asked: int) -> bool:
+        """Whether an answer about this directory would be believed now."""
+        return dir.node is not None and self._same_place(dir, dir.node, asked)
+
     def _same_place(self, dir: Inode, node: Node, asked: int) -> bool:
-        """Whether the path that was asked about is still that of the directory, which is in use."""
-        if dir.dead or not node.present:
+        """Whether the path that was asked about is still that of the directory, which is in use, and
+        no later answer was merged before."""
+        if dir.dead or not node.present or self.order.in_motion(node):
+            return False
+        if self._listed.get(node.id, -1) > asked:
             return False
         n: Node | None = node
         while n is not None:
@@ -141,9 +155,7 @@ class TierView:
         node.dead_pos = 0
         self.state.drop_node(node)
 
-    def _adopt(
-        self, dir: Inode, parent: Node, name: bytes, found: Found, known: Node | None = None
-    ) -> Inode:
+    def _adopt(self, dir: Inode, parent: Node, name: bytes, found: Found, known: Node | None = None) -> Inode:
         s = self.state
         inode = Inode(s.next_id(), found.kind, found.attrs)
         node = known or Node(s.next_id(), found.kind)

@@ -6,17 +6,18 @@ import errno
 import fnmatch
 import logging
 import os
-import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 import trio
 
 from ckptfs.core import Inode
 from ckptfs.core.model import Unsealed
+from ckptfs.engine import clock
 from ckptfs.engine.admission import Admission
 from ckptfs.engine.fetch import Fetcher
 from ckptfs.engine.hub import Hub
-from ckptfs.staging import Blob
+from ckptfs.staging import EXTENT, Blob
 from ckptfs.staging.store import is_full
 from ckptfs.tiers.base import Kind, TierError
 
@@ -57,6 +58,7 @@ class Absorb:
             )
             and (not inode.puts or not self.hub.core.content.needs_clone(inode, offset))
             and self.admission.fits(size)
+            and inode.ino not in self._locks
         ):
             try:
                 n = self.hub.staging.write_plain(blob, offset, buf)
@@ -73,7 +75,7 @@ class Absorb:
         end = offset + n
         if end > inode.size:
             inode.size = end
-        inode.mtime_ns = inode.ctime_ns = time.time_ns()
+        inode.mtime_ns = inode.ctime_ns = clock.now_ns()
         self.hub.counters.absorbed.total += n
 
     async def _write_slowly(self, inode: Inode, offset: int, buf: bytes, interrupted: Interrupted) -> int:
@@ -96,10 +98,10 @@ class Absorb:
     async def _write_piece(
         self, inode: Inode, offset: int, piece: memoryview, interrupted: Interrupted
     ) -> int:
-        blob = await self.make_writable(inode, offset, interrupted)
         staging = self.hub.staging
-        n = 0
-        while n == 0:
+        while True:
+            blob = await self.make_writable(inode, offset, interrupted)
+            n = 0
             try:
                 if blob.plain:
                     n = staging.write_plain(blob, offset, piece)
@@ -109,52 +111,71 @@ class Absorb:
                 if not is_full(e):
                     raise
                 # The staging tmpfs' own fence: account anew, and wait like anybody else.
-                staging.measure(blob)
+                if not blob.dead:
+                    staging.measure(blob)
                 if interrupted is not None and interrupted():
                     raise OSError(errno.EINTR, os.strerror(errno.EINTR)) from e
-                self.hub.work.beat()
-                await self.hub.room.wait(0.1)
-        self._wrote(inode, offset, n)
-        return n
+            if n:
+                if inode.data == blob.id:  # else it was truncated meanwhile: as if written before
+                    self._wrote(inode, offset, n)
+                return n
+            self.hub.work.beat()
+            await self.hub.room.wait(0.1)
 
     async def make_writable(self, inode: Inode, offset: int, interrupted: Interrupted = None) -> Blob:
-        """Staging of the inode that may be changed at `offset`; journals that it is dirty (before bytes)."""
+        """Staging of the inode that may be changed at `offset`; journals that it is dirty (before bytes).
+
+        O_TRUNC does not wait for writers, so the content may be another after every wait.
+        """
         core = self.hub.core
-        blob = self.hub.staging.blobs.get(inode.data)
-        if blob is None or blob.present is not None or core.content.needs_clone(inode, offset):
+        while True:
+            blob = self.hub.staging.blobs.get(inode.data)
+            absent = blob is None or blob.present is not None
+            needed = absent or core.content.needs_clone(inode, offset)
+            if not needed and inode.ino not in self._locks:
+                break
             async with self._lock(inode):
-                blob = self.hub.staging.blobs.get(inode.data)
+                if self.hub.staging.blobs.get(inode.data) is not blob:
+                    continue
                 if core.content.needs_clone(inode, offset):
-                    blob = await self._clone(inode, inode.size, interrupted)
-                elif blob is None or blob.present is not None:
-                    blob = await self._fetch_all(inode, interrupted)
+                    await self._clone(inode, inode.size, offset, interrupted)
+                elif absent:
+                    await self.fetcher.whole(inode, interrupted)
+        assert blob is not None
         if core.content.dirty(inode, offset):
             self.hub.staging.make_dirty(blob)
             self.hub.commit()
         return blob
 
-    def _lock(self, inode: Inode) -> trio.Lock:
-        lock = self._locks.get(inode.ino)
-        if lock is None:
-            if len(self._locks) > 1_000:
-                self._locks = {k: v for k, v in self._locks.items() if v.locked()}
-            lock = self._locks[inode.ino] = trio.Lock()
-        return lock
+    @asynccontextmanager
+    async def _lock(self, inode: Inode) -> AsyncIterator[None]:
+        """Held while the inode's content is exchanged: copied, or fetched from the tier."""
+        lock = self._locks.setdefault(inode.ino, trio.Lock())
+        try:
+            async with lock:
+                yield
+        finally:
+            if not lock.locked():
+                del self._locks[inode.ino]
 
-    async def _reserve(self, inode: Inode, size: int, interrupted: Interrupted) -> None:
-        """Wait for room for a copy, in steps a waiting writer's signal can end."""
-        waited = None if interrupted is None else interrupted
-        while not self.admission.fits(size):
-            got = await self.admission.admit(size, interrupted=waited, path=inode.path)
-            if got >= size:
-                return
+    async def _clone(self, inode: Inode, length: int, offset: int, interrupted: Interrupted) -> None:
+        """Give the inode its own copy of the first `length` bytes; the sealed version keeps the old.
 
-    async def _clone(self, inode: Inode, length: int, interrupted: Interrupted) -> Blob:
-        """Give the inode its own copy of the first `length` bytes; the sealed version keeps the old."""
+        Waits for room, or until the version is published and nothing at `offset` needs a copy any more.
+        """
         hub = self.hub
+        content = hub.core.content
         source_blob = hub.staging.blobs[inode.data]
         length = min(length, inode.size)
-        await self._reserve(inode, length, interrupted)
+
+        def moot() -> bool:
+            return inode.data != source_blob.id or not content.needs_clone(inode, offset)
+
+        # Holes cost nothing, and stay holes.
+        room = min(length, source_blob.ram + len(source_blob.spilled) * EXTENT)
+        await self.admission.admit_all(room, interrupted=interrupted, path=inode.path, moot=moot)
+        if moot():
+            return
         data = hub.new_data()
         blob = hub.staging.create(data)
         try:
@@ -171,36 +192,32 @@ class Absorb:
         except BaseException:
             hub.staging.delete(data)
             raise
-        hub.staging.truncate(blob, length)
+        await hub.staging.truncate(blob, length)
+        if inode.data != source_blob.id:
+            hub.staging.delete(data)
+            return
         mtime = inode.mtime_ns
-        hub.core.content.replace(inode, data, time.time(), size=length)
+        content.replace(inode, data, clock.now(), size=length)
         inode.mtime_ns = mtime
         hub.commit()
-        return blob
-
-    async def _fetch_all(self, inode: Inode, interrupted: Interrupted) -> Blob:
-        """Bring a file that only the tier has wholly into staging (no holes that read as zeros)."""
-        await self._reserve(inode, inode.size, interrupted)
-        return await self.fetcher.whole(inode)
 
     async def truncate(self, inode: Inode, size: int) -> None:
         """truncate(2), ftruncate(2) and O_TRUNC."""
-        core, staging = self.hub.core, self.hub.staging
-        now = time.time()
+        content = self.hub.core.content
         if size == 0:
-            self._fresh(inode, now)
+            self._fresh(inode, clock.now())
             return
-        blob = staging.blobs.get(inode.data)
-        if size < inode.size and core.content.needs_clone(inode, size):
-            async with self._lock(inode):
-                blob = await self._clone(inode, size, None)
-        else:
+        while True:
+            if size < inode.size and content.needs_clone(inode, size):
+                async with self._lock(inode):
+                    if size < inode.size and content.needs_clone(inode, size):
+                        await self._clone(inode, size, size, None)
             blob = await self.make_writable(inode, min(size, inode.size))
-            if core.content.dirty(inode, min(size, inode.size)):
-                self.hub.commit()
-            staging.truncate(blob, size)
+            await self.hub.staging.truncate(blob, size)
+            if inode.data == blob.id:
+                break
         inode.size = size
-        inode.mtime_ns = inode.ctime_ns = time.time_ns()
+        inode.mtime_ns = inode.ctime_ns = clock.now_ns()
 
     def _fresh(self, inode: Inode, now: float) -> None:
         """Empty staging for the inode; whatever it had stays for the versions that need it."""
@@ -234,7 +251,7 @@ class Absorb:
 
     def seal_now(self, inode: Inode) -> None:
         """The seal itself: one journal transaction."""
-        self.hub.core.content.seal(inode, time.time())
+        self.hub.core.content.seal(inode, clock.now())
         self.hub.commit()
         self.hub.work.beat()
 
@@ -269,7 +286,7 @@ class Absorb:
 
     def interrupt(self, inode: Inode, reason: str) -> None:
         """Its writer was killed: keep, don't publish (R6)."""
-        self.hub.core.content.interrupt(inode, time.time(), reason)
+        self.hub.core.content.interrupt(inode, clock.now(), reason)
         self.hub.commit()
         log.warning(
             "%s is interrupted (%s): kept in the mount, not published; `ckptfs publish` or `ckptfs discard` it",
@@ -326,14 +343,20 @@ class Absorb:
         size = min(size, inode.size - offset)
         if size <= 0 or inode.kind != Kind.FILE:
             return b""
-        blob = self.hub.staging.blobs.get(inode.data)
-        if blob is not None and blob.present is None and not blob.spilled:
-            if blob.clean:
-                self.hub.staging.touch(blob)
-            return self.hub.staging.read_plain(blob, offset, size)
-        if blob is not None and blob.present is None:
-            return await self.hub.staging.read_mixed(blob, offset, size)
-        return await self.fetcher.read(inode, offset, size)
+        while True:
+            blob = self.hub.staging.blobs.get(inode.data)
+            if blob is not None and blob.present is None and not blob.spilled:
+                if blob.clean:
+                    self.hub.staging.touch(blob)
+                return self.hub.staging.read_plain(blob, offset, size)
+            if blob is not None and blob.present is None:
+                return await self.hub.staging.read_mixed(blob, offset, size)
+            found = await self.fetcher.read(inode, offset, size)
+            if found is not None:
+                return found
+            size = min(size, inode.size - offset)
+            if size <= 0:
+                return b""
 
 
 def _below(inode: Inode | None, dir: Inode) -> bool:

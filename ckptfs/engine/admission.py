@@ -55,9 +55,14 @@ class Admission:
         return self.hub.staging.used + size <= self.limit
 
     async def admit(
-        self, size: int, *, interrupted: Callable[[], bool] | None = None, path: Callable[[], bytes]
+        self,
+        size: int,
+        *,
+        interrupted: Callable[[], bool] | None = None,
+        path: Callable[[], bytes],
+        moot: Callable[[], bool] = lambda: False,
     ) -> int:
-        """Wait until `size` bytes may be written; returns how many may.
+        """Wait until `size` bytes may be written, or `moot` says that nobody wants to; returns how many may.
 
         With `interrupted` the caller takes a short count, and EINTR when it says that a signal is
         pending. Without, all of `size` is admitted. ENOSPC by rule B1 only.
@@ -72,7 +77,7 @@ class Admission:
             while True:
                 staging = self.hub.staging
                 staging.evict(staging.used + size - self.limit)
-                if self.fits(size):
+                if self.fits(size) or moot():
                     return size
                 waited = time.monotonic() - started
                 if not self._relief() and (interrupted is not None or waited > FIRM_PATIENCE_S):
@@ -94,6 +99,18 @@ class Admission:
                         return sip
         finally:
             counters.writers_waiting -= 1
+
+    async def admit_all(
+        self,
+        size: int,
+        *,
+        interrupted: Callable[[], bool] | None,
+        path: Callable[[], bytes],
+        moot: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Wait until `size` bytes fit, for a copy that can't be made in pieces, or until it is `moot`."""
+        while not self.fits(size) and not moot():
+            await self.admit(size, interrupted=interrupted, path=path, moot=moot)
 
     def _relief(self) -> bool:
         """Whether room will come: an upload of a sealed version, a spill, or the tier's return (B1)."""

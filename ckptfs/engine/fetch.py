@@ -6,12 +6,13 @@ import errno
 import logging
 import os
 import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import trio
 
 from ckptfs.core import Inode
-from ckptfs.engine.hub import Hub
+from ckptfs.engine.hub import READING, Hub
 from ckptfs.staging import EXTENT, Blob
 from ckptfs.tiers.base import TierError, Trouble
 
@@ -22,6 +23,9 @@ log = logging.getLogger("ckptfs")
 
 UNIT = 16 << 20
 """Bytes fetched at once: covers a whole chunk of the default size, so that its digest can be checked."""
+
+STEP_S = 0.1
+"""A writer that waits for the tier looks for a pending signal this often (B7)."""
 
 AHEAD_UNITS = 3
 """Units fetched beyond the one asked for when a file is read in order."""
@@ -36,40 +40,65 @@ class Fetcher:
         self.nursery = nursery
         self._next: dict[int, int] = {}
 
-    async def read(self, inode: Inode, offset: int, size: int) -> bytes:
-        """Bytes of a file that is not (wholly) in staging."""
-        blob = await self._blob(inode)
+    async def read(self, inode: Inode, offset: int, size: int) -> bytes | None:
+        """Bytes of a file that is not (wholly) in staging. None: its content was exchanged meanwhile."""
+        blob = self._blob(inode)
         staging = self.hub.staging
-        first, last = offset // EXTENT, (offset + size - 1) // EXTENT
         blob.users += 1
         try:
+            unit = await self._unit(inode, blob)
+            first, last = offset // EXTENT, (offset + size - 1) // EXTENT
             if blob.present is not None and any(x not in blob.present for x in range(first, last + 1)):
-                unit = blob.unit
                 for u in range(offset // unit, (offset + size - 1) // unit + 1):
                     if not await self._fetch(inode, blob, u):
                         return await self._bypass(inode, offset, size)
                 if offset in (0, self._next.get(inode.ino, 0)):
                     self._read_ahead(inode, blob, (offset + size - 1) // unit + 1)
+            if inode.data != blob.id:
+                return None
+            if blob.present is not None and any(x not in blob.present for x in range(first, last + 1)):
+                return await self._bypass(inode, offset, size)  # evicted again already
             self._next[inode.ino] = offset + size
             staging.touch(blob)
             return staging.read_plain(blob, offset, size)
+        except _Exchanged:
+            return None
         finally:
             staging.unuse(blob)
 
-    async def whole(self, inode: Inode) -> Blob:
-        """All of a file, for a writer (who has reserved the room)."""
-        blob = await self._blob(inode)
+    async def whole(self, inode: Inode, interrupted: Callable[[], bool] | None) -> None:
+        """Bring all of a file that only the tier has into new staging, for a writer.
+
+        Admitted, and where necessary spilled, piece by piece like any other write.
+        """
+        hub, before, size = self.hub, inode.data, inode.size
+        data = hub.new_data()
+        blob = hub.staging.create(data)
         blob.users += 1
         try:
-            if inode.size:
-                for u in range((inode.size - 1) // blob.unit + 1):
-                    await self._fetch(inode, blob, u, must=True)
-            blob.present = None
-            return blob
+            unit = await self._unit(inode, blob)
+            await hub.staging.truncate(blob, size)
+            for offset in range(0, size, unit):
+                length = min(unit, size - offset)
+                await self.admission.admit_all(length, interrupted=interrupted, path=inode.path)
+                blob.pins += 1
+                try:
+                    await self._ask(inode, "fetch", offset, length, blob.path, interrupted=interrupted)
+                finally:
+                    hub.staging.measure(blob)
+                    hub.staging.unpin(blob)
+            if inode.data == before:
+                hub.core.state.set_data(inode, data)
+                hub.commit()
+        except _Exchanged:
+            pass
         finally:
-            self.hub.staging.unuse(blob)
+            if inode.data != data:
+                hub.staging.delete(data)
+            hub.staging.unuse(blob)
 
-    async def _blob(self, inode: Inode) -> Blob:
+    def _blob(self, inode: Inode) -> Blob:
+        """The clean blob that caches the inode's content."""
         hub = self.hub
         blob = hub.staging.blobs.get(inode.data)
         if blob is None:
@@ -77,17 +106,22 @@ class Fetcher:
             blob = hub.staging.create_cache(data, inode.size)
             hub.core.state.set_data(inode, data)
             hub.commit()
+        return blob
+
+    async def _unit(self, inode: Inode, blob: Blob) -> int:
+        """Bytes to fetch at once, so that whole chunks can be checked."""
         if not blob.unit:
-            blob.unit = UNIT
+            unit = UNIT
             node = inode.node
             if node is not None and node.present and inode.size > UNIT:
                 try:
-                    digests = await hub.pool.call("digests", node.path(), node.token)
+                    digests = await self.hub.pool.call("digests", node.path(), node.token)
                 except TierError:
                     digests = ()
                 if digests and digests[0].length > UNIT:
-                    blob.unit = -(-digests[0].length // EXTENT) * EXTENT
-        return blob
+                    unit = -(-digests[0].length // EXTENT) * EXTENT
+            blob.unit = unit
+        return blob.unit
 
     def _read_ahead(self, inode: Inode, blob: Blob, unit: int) -> None:
         for u in range(unit, unit + AHEAD_UNITS):
@@ -106,7 +140,7 @@ class Fetcher:
         blob.users += 1
         try:
             await self._fetch(inode, blob, unit)
-        except OSError as e:
+        except (OSError, _Exchanged) as e:
             log.debug("read-ahead of %s: %s", os.fsdecode(inode.path()), e)
         finally:
             self.hub.staging.unuse(blob)
@@ -161,9 +195,12 @@ class Fetcher:
         assert isinstance(answer, bytes)
         return answer
 
-    async def _ask(self, inode: Inode, method: str, *args: object) -> object:
+    async def _ask(
+        self, inode: Inode, method: str, *args: object, interrupted: Callable[[], bool] | None = None
+    ) -> object:
         """Ask for bytes of the inode's published object, for as long as the tier is down (never EIO
-        for that). ESTALE when somebody replaced the object, EIO when its bytes are corrupt."""
+        for that). ESTALE when somebody replaced the object, EIO when its bytes are corrupt, EINTR when
+        the writer that needs them is `interrupted`."""
         tries = 0
         while True:
             node = inode.node
@@ -171,19 +208,49 @@ class Fetcher:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             moving = node.pending
             try:
-                answer = await self.hub.pool.call(method, node.path(), node.token, *args)
+                answer = await self._call(interrupted, method, node.path(), node.token, *args)
             except TierError as e:
                 if e.trouble == Trouble.CORRUPT:
                     log.error("%s: %s", os.fsdecode(inode.path()), e.message)
                     self.hub.counters.errors += 1
                     raise OSError(errno.EIO, e.message) from e
+                if e.trouble == Trouble.REDO:
+                    raise _Exchanged from e
                 if e.trouble == Trouble.CHANGED and not moving and tries >= 3:
                     raise OSError(errno.ESTALE, e.message) from e
                 if e.trouble == Trouble.REFUSED:
                     raise OSError(e.errno or errno.EACCES, e.message) from e
-                self.hub.health.down(e)
+                self.hub.health.down(READING, e)
                 await trio.sleep(random.uniform(0, min(2.0, 0.02 * 2 ** min(tries, 7))))
                 tries += 1
             else:
-                self.hub.health.up()
+                self.hub.health.up(READING)
                 return answer
+
+    async def _call(self, interrupted: Callable[[], bool] | None, method: str, *args: object) -> object:
+        if interrupted is None:
+            return await self.hub.pool.call(method, *args)
+        answer: list[object] = []
+        error: list[TierError] = []
+
+        async def ask() -> None:
+            try:
+                answer.append(await self.hub.pool.call(method, *args))
+            except TierError as e:
+                error.append(e)
+            nursery.cancel_scope.cancel()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            while not interrupted():  # noqa: ASYNC110 (a signal gives no event)
+                await trio.sleep(STEP_S)
+            nursery.cancel_scope.cancel()
+        if error:
+            raise error[0]
+        if not answer:
+            raise OSError(errno.EINTR, os.strerror(errno.EINTR))
+        return answer[0]
+
+
+class _Exchanged(Exception):
+    """The staging file that was to be filled is gone: the inode has other content now."""

@@ -70,30 +70,46 @@ class Rate:
         return (self.total - total) / max(0.25, now - t)
 
 
+READING, SENDING, PUBLISHING, HANGING = "reading", "sending", "publishing", "hanging"
+"""What the tier may fail at: a full one can be read and published to, a read-only one read."""
+
+
 @dataclass
 class Health:
     """How the tier is. `since` in seconds since the epoch."""
 
-    state: str = "up"
-    error: str = ""
     since: float = field(default_factory=time.time)
+    _errors: dict[str, str] = field(default_factory=dict)
 
-    def up(self) -> None:
-        """It answered."""
-        if self.state == "down":
+    @property
+    def state(self) -> str:
+        """`up` or `down`."""
+        return "down" if self._errors else "up"
+
+    @property
+    def error(self) -> str:
+        """What is wrong, empty when nothing is."""
+        return next(iter(self._errors.values()), "")
+
+    def up(self, what: str) -> None:
+        """It did this."""
+        if not self._errors:
+            return
+        self._errors.pop(what, None)
+        if what in (SENDING, PUBLISHING):
+            self._errors.pop(READING, None)
+        if not self._errors:
             log.info("the tier answers again after %.1f s", time.time() - self.since)
-            self._set("up", "")
+            self.since = time.time()
 
-    def down(self, error: TierError) -> None:
+    def down(self, what: str, error: TierError) -> None:
         """It did not (the death of a worker says nothing about it)."""
-        if error.trouble == Trouble.DOWN and not isinstance(error, WorkerDied):
-            if self.state != "down":
-                log.warning("the tier does not answer: %s; retrying until it does", error.message)
-                self._set("down", error.message)
-            self.error = error.message
-
-    def _set(self, state: str, error: str) -> None:
-        self.state, self.error, self.since = state, error, time.time()
+        if error.trouble not in (Trouble.DOWN, Trouble.REFUSED) or isinstance(error, WorkerDied):
+            return
+        if not self._errors:
+            log.warning("the tier does not answer: %s; retrying until it does", error.message)
+            self.since = time.time()
+        self._errors[what] = error.message
 
 
 @dataclass
@@ -132,6 +148,8 @@ class Hub:
         """Staging memory was freed."""
         self.waiting_for_durable = 0
         self.draining = False
+        self.blind = False
+        """The tier has not answered since the mount: what is on it is not known yet, and nothing is sent."""
         self.spilled_ids: set[int] = set()
         self.open_writers: dict[int, Inode] = {}
         """Inodes open for writing."""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import trio
 
 from ckptfs.core import Entry, EntryKind, Node
-from ckptfs.engine.hub import Hub
+from ckptfs.engine.hub import PUBLISHING, Hub
 from ckptfs.engine.uploader import BURST_S, STUCK_RETRY_S, backoff
 from ckptfs.tiers.base import Applied, Failed, Op, Outcome, Remove, TierError, Trouble
 
@@ -32,10 +32,15 @@ class Publisher:
     async def run(self) -> None:
         """For ever."""
         while True:
+            if self.hub.blind:
+                await self.hub.work.wait(1.0)
+                continue
             busy = await self._entries()
             busy = await self._removals() or busy
             busy = await self._attributes() or busy
             if not busy:
+                if self.hub.core.order.settled:
+                    self.hub.health.up(PUBLISHING)
                 await self.hub.work.wait(1.0)
                 await trio.sleep(BURST_S)
 
@@ -44,12 +49,12 @@ class Publisher:
         try:
             outcome: Outcome = await self.hub.pool.call("apply", ops)
         except TierError as e:
-            self.hub.health.down(e)
+            self.hub.health.down(PUBLISHING, e)
             await self._pause(backoff(self._tries))
             return None
         if outcome.failed is None:
             self._tries = 0
-            self.hub.health.up()
+            self.hub.health.up(PUBLISHING)
         return outcome
 
     async def _pause(self, seconds: float) -> None:
@@ -123,7 +128,7 @@ class Publisher:
             # The pause is for this entry only: removals and attributes go on meanwhile.
             self.retry_at = time.monotonic() + random.uniform(STUCK_RETRY_S / 2, STUCK_RETRY_S)
         elif failed.trouble == Trouble.DOWN:
-            hub.health.down(TierError(failed.trouble, failed.message, failed.errno))
+            hub.health.down(PUBLISHING, TierError(failed.trouble, failed.message, failed.errno))
             await self._pause(backoff(self._tries))
 
     async def _removals(self) -> bool:

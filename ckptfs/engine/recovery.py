@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ckptfs.core import EntryKind
@@ -15,14 +15,14 @@ from ckptfs.tiers.base import TierError
 log = logging.getLogger("ckptfs")
 
 
-async def recover(hub: Hub, is_stream: Callable[[bytes], bool]) -> str | None:
+async def recover(hub: Hub, is_stream: Callable[[bytes], bool], old_spills: Iterable[Path]) -> str | None:
     """Take over journal and staging. Returns the one line that says what was recovered, None for nothing."""
     core = hub.core
     spilled = hub.journal.spilled()
     hub.spilled_ids = set(spilled)
-    missing = set(hub.staging.recover(core.state.data_refs, spilled))
+    missing = set(hub.staging.recover(core.state.data_refs, spilled, old_spills))
     for data in missing:
-        log.error("staging file %d is missing", data)
+        log.error("staging file %d, or what was spilled of it, is missing", data)
 
     def staged(data: int) -> tuple[int, int] | None:
         blob = hub.staging.blobs.get(data)

@@ -82,12 +82,13 @@ class Report:
         """
         paths: dict[str, None] = {}
         held: list[Inode] = []
-        stuck = bool(self.stuck())
+        stuck_at = min((e.pos for e in self.hub.core.state.log.values() if e.stuck), default=None)
         hopeless = False
         for top in tops:
             for e in self.entries(top):
                 paths[os.fsdecode(e.path())] = None
-                hopeless = hopeless or stuck
+                # What is logged before the stuck entry still arrives.
+                hopeless = hopeless or (stuck_at is not None and e.pos >= stuck_at)
             for i in self._open_below(top):
                 paths[os.fsdecode(i.path())] = None
             held += [i for i in self.hub.core.state.held_inodes.values() if below(i, top)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import trio
 
-from ckptfs.engine.hub import Hub
+from ckptfs.engine.hub import READING, Hub
 from ckptfs.tiers.base import Space, TierError
 
 REFRESH_S = 10.0
@@ -30,6 +30,7 @@ class SpaceInfo:
         while True:
             try:
                 self._space = await self.hub.pool.call("space")
+                self.hub.health.up(READING)
             except TierError as e:
-                self.hub.health.down(e)
+                self.hub.health.down(READING, e)
             await trio.sleep(REFRESH_S)

@@ -6,13 +6,13 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import trio
 
 from ckptfs.core import Entry
 from ckptfs.core.plan import Begin, Chunk, Job, Small
-from ckptfs.engine.hub import Hub
+from ckptfs.engine.hub import SENDING, Hub
 from ckptfs.tiers.base import Failed, Source, TierError, Trouble, Upload
 
 log = logging.getLogger("ckptfs")
@@ -39,6 +39,7 @@ class Uploader:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self.lanes = hub.config.workers * hub.config.worker_threads
+        self._nursery: trio.Nursery
         self._busy = 0
         self._tries = 0
         self._absorbed = 0
@@ -48,13 +49,18 @@ class Uploader:
         """For ever."""
         hub = self.hub
         async with trio.open_nursery() as nursery:
+            self._nursery = nursery
             while True:
+                hub.commit()  # first the journal forgets them
+                if abandoned := hub.core.state.take_abandoned():
+                    nursery.start_soon(self._abandon, abandoned)
+                if not hub.core.state.log:
+                    hub.health.up(SENDING)
                 now = time.time()
-                free = self._lanes_now() - self._busy
+                free = 0 if hub.blind else self._lanes_now() - self._busy
                 jobs = hub.core.planner.next_jobs(now, free, hurry=hub.hurry()) if free > 0 else []
                 for job in jobs:
-                    self._busy += 1
-                    nursery.start_soon(self._lane, job)
+                    self._start(job)
                 due = hub.core.planner.next_due(now)
                 pause = QUIET_S if self._absorbing_until else 1.0
                 await hub.work.wait(pause if due is None else min(pause, due + 0.005))
@@ -78,26 +84,38 @@ class Uploader:
             return max(1, self.lanes // 4)
         return self.lanes
 
+    def _start(self, job: Job) -> None:
+        self._busy += 1
+        self._nursery.start_soon(self._lane, job)
+
     async def _lane(self, job: Job) -> None:
+        upload = job.entry.upload if isinstance(job, Chunk) else None
         try:
             await self._do(job)
             self._tries = 0
-            self.hub.health.up()
+            self.hub.health.up(SENDING)
         except TierError as e:
-            await self._failed(job, e)
+            await self._failed(job, e, upload)
         finally:
             self._busy -= 1
             self.hub.work.beat()
 
-    async def _failed(self, job: Job, e: TierError) -> None:
-        """The job stays in flight while it backs off, so that nobody plans it again meanwhile."""
+    async def _failed(self, job: Job, e: TierError, upload: Upload | None) -> None:
+        """The job stays in flight while it backs off, so that nobody plans it again meanwhile.
+
+        `upload`: where a chunk was to go.
+        """
         core = self.hub.core
         entries = job.entries if isinstance(job, Small) else (job.entry,)
+        if e.trouble == Trouble.REFUSED and len(entries) > 1:
+            # One of them is refused. Which one, they tell when sent alone; the others are not stuck.
+            for entry in entries:
+                self._start(Small((entry,)))
+            return
         delay = backoff(self._tries)
-        redo = e.trouble == Trouble.REDO
         if e.trouble == Trouble.DOWN:
             self._tries += 1
-            self.hub.health.down(e)
+            self.hub.health.down(SENDING, e)
         elif e.trouble == Trouble.REFUSED:
             for entry in entries:
                 if entry.id in core.state.log:
@@ -107,12 +125,21 @@ class Uploader:
             self.hub.commit()
             self.hub.changed.beat()
             delay = random.uniform(STUCK_RETRY_S / 2, STUCK_RETRY_S)
-        elif redo:
+        await self._pause(delay, entries)
+        # Of several lanes that find an upload gone the first begins it anew.
+        redo = e.trouble == Trouble.REDO and (upload is None or job_upload(job) is upload)
+        if redo:
             log.warning("sending again: %s", e.message)
             self.hub.counters.reuploaded_bytes += sum(x.sent_bytes for x in entries)
-        await trio.sleep(delay)
         core.planner.failed(job, redo=redo)
         self.hub.commit()
+
+    async def _pause(self, seconds: float, entries: Sequence[Entry]) -> None:
+        """Sleep; shorter when the entries are skipped meanwhile, since others need the lane."""
+        until = trio.current_time() + seconds
+        alive = self.hub.core.state.log
+        while (left := until - trio.current_time()) > 0 and any(e.id in alive for e in entries):
+            await self.hub.changed.wait(left)
 
     async def _do(self, job: Job) -> None:
         if isinstance(job, Begin):
@@ -129,24 +156,25 @@ class Uploader:
     async def _begin(self, e: Entry) -> None:
         upload = await self.hub.pool.call("begin", e.version, self._hint(e), e.length)
         self.hub.core.planner.begun(e, upload)
-        await self._abandon_if_gone(e, upload)
 
     async def _chunk(self, job: Chunk) -> None:
         e, upload = job.entry, job.entry.upload
-        assert upload is not None
+        if upload is None or e.id not in self.hub.core.state.log:
+            e.in_flight.discard(job.offset)  # begun anew, or skipped, since this was planned
+            return
         source, unpin = self._source(e, job.offset, job.length)
         try:
             xxh3 = await self.hub.pool.call("send", upload, job.offset, source)
         finally:
             unpin()
         self._arrived(e, upload, job.offset, job.length, xxh3)
-        await self._abandon_if_gone(e, upload)
 
     async def _small(self, job: Small) -> None:
         batch = []
         unpins = []
+        entries = [e for e in job.entries if e.id in self.hub.core.state.log]
         try:
-            for e in job.entries:
+            for e in entries:
                 source, unpin = self._source(e, 0, e.length)
                 unpins.append(unpin)
                 batch.append((e.version, self._hint(e), source))
@@ -154,9 +182,8 @@ class Uploader:
         finally:
             for unpin in unpins:
                 unpin()
-        for e, (upload, xxh3) in zip(job.entries, answers, strict=True):
+        for e, (upload, xxh3) in zip(entries, answers, strict=True):
             self._arrived(e, upload, 0, e.length, xxh3)
-            await self._abandon_if_gone(e, upload)
 
     def _source(self, e: Entry, offset: int, length: int) -> tuple[Source, Callable[[], None]]:
         staging = self.hub.staging
@@ -170,7 +197,19 @@ class Uploader:
         self.hub.core.order.unstick(e)
         self.hub.counters.flushed.add(length)
 
-    async def _abandon_if_gone(self, e: Entry, upload: Upload) -> None:
-        """The entry was skipped meanwhile: don't leave its hidden bytes behind."""
-        if e.id not in self.hub.core.state.log:
-            await self.hub.pool.call("abandon", [upload])
+    async def _abandon(self, uploads: list[Upload]) -> None:
+        """Remove hidden bytes that will not be published."""
+        tries = 0
+        while True:
+            try:
+                await self.hub.pool.call("abandon", uploads)
+                return
+            except TierError as e:
+                self.hub.health.down(SENDING, e)
+                await trio.sleep(backoff(tries))
+                tries += 1
+
+
+def job_upload(job: Job) -> Upload | None:
+    """Where the job's bytes go now."""
+    return job.entry.upload if isinstance(job, Chunk) else None

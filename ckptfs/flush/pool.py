@@ -29,6 +29,7 @@ from typing import IO, Any
 import trio
 
 import ckptfs
+from ckptfs.flush import local
 from ckptfs.flush.wire import HEADER, Call, Reply, Setup, decode, encode
 from ckptfs.flush.worker import DATA_METHODS
 from ckptfs.tiers.base import TierError, TierInfo, Trouble
@@ -93,7 +94,8 @@ class _Process:
     """One living worker process.
 
     Attributes: `running`: calls it has not answered yet, also cancelled ones, by id with whether
-    they move bytes; `waiting`: those of them somebody still waits for.
+    they move bytes; `waiting`: those of them somebody still waits for; `asking`: when those that ask the
+    tier began.
     """
 
     def __init__(self, popen: subprocess.Popen[bytes], stream: trio.SocketStream) -> None:
@@ -102,6 +104,7 @@ class _Process:
         self.write_lock = trio.Lock()
         self.running: dict[int, bool] = {}
         self.waiting: dict[int, _Answer] = {}
+        self.asking: dict[int, float] = {}
         self.since = trio.current_time()
         self._buffer = bytearray()
 
@@ -173,6 +176,12 @@ class WorkerPool:
         return sum(len(process.running) for process in self._live)
 
     @property
+    def oldest_tier_call_s(self) -> float:
+        """How long the longest unanswered call of the tier is running, in seconds; 0 when there is none."""
+        since = min((t for p in self._live for t in p.asking.values()), default=math.inf)
+        return max(0.0, trio.current_time() - since)
+
+    @property
     def restarts(self) -> int:
         """How often a worker died unasked."""
         return self._restarts
@@ -221,6 +230,8 @@ class WorkerPool:
         answer = _Answer()
         process.running[call_id] = data
         process.waiting[call_id] = answer
+        if method not in local.JOBS:
+            process.asking[call_id] = trio.current_time()
         written = False
         try:
             await process.write(frame)
@@ -230,6 +241,7 @@ class WorkerPool:
             process.waiting.pop(call_id, None)
             if not written:
                 process.running.pop(call_id, None)
+                process.asking.pop(call_id, None)
         if answer.error is not None:
             raise answer.error
         return answer.value
@@ -316,6 +328,7 @@ class WorkerPool:
         try:
             while (reply := await process.reply()) is not None:
                 process.running.pop(reply.id, None)
+                process.asking.pop(reply.id, None)
                 answer = process.waiting.get(reply.id)
                 if answer is not None:
                     answer.set(reply.value, reply.error)

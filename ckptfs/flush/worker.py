@@ -2,8 +2,8 @@
 
 It inherits one end of a socket pair as FD, is told by `Setup` which tier to open, and then answers
 every `Call` with one `Reply` until the other end closes. It holds no state worth keeping: it may
-be killed at any time. Byte-moving calls and all others have a thread pool each, so that a publish
-or a listing never queues behind bytes.
+be killed at any time. Byte-moving calls, local jobs and all others have a thread pool each, so that
+a publish or a listing never queues behind bytes, and a spill or a clone never behind a tier that hangs.
 """
 
 from __future__ import annotations
@@ -59,13 +59,17 @@ class Worker:
         self._tier_lock = threading.Lock()
         self._send_lock = threading.Lock()
         self._data = ThreadPoolExecutor(max(1, setup.threads), "data")
+        self._local = ThreadPoolExecutor(max(1, setup.threads), "local")
         self._other = ThreadPoolExecutor(OTHER_THREADS, "other")
 
     def run(self) -> None:
         """Take calls until the connection ends."""
         while (body := receive(self._connection)) is not None:
             call = decode(body)
-            pool = self._data if call.method in DATA_METHODS else self._other
+            if call.method in local.JOBS:
+                pool = self._local
+            else:
+                pool = self._data if call.method in DATA_METHODS else self._other
             pool.submit(self._answer, call)
 
     def _answer(self, call: Call) -> None:

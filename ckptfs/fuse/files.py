@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -14,6 +13,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileInfo, FileNameT, FlagT, In
 
 from ckptfs.core import Inode
 from ckptfs.core.model import Unsealed
+from ckptfs.engine import clock
 from ckptfs.engine.absorb import Absorb
 from ckptfs.engine.hub import Hub
 from ckptfs.fuse import processes
@@ -82,7 +82,7 @@ class Files(pyfuse3.Operations):
         hub.staging.create(data)
         try:
             inode = hub.core.names.create(
-                dir, name, stat.S_IMODE(mode) & ~ctx.umask, ctx.uid, ctx.gid, data, time.time()
+                dir, name, stat.S_IMODE(mode) & ~ctx.umask, ctx.uid, ctx.gid, data, clock.now()
             )
         except OSError:
             hub.staging.delete(data)
@@ -152,7 +152,7 @@ class Files(pyfuse3.Operations):
         if mode & stat.S_IXGRP:
             mode &= ~stat.S_ISGID
         if mode != inode.mode:
-            self.hub.core.names.setattr(inode, time.time(), mode=mode)
+            self.hub.core.names.setattr(inode, clock.now(), mode=mode)
             self.hub.commit()
 
     async def flush(self, fh: FileHandleT) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import errno
 import stat
-import time
 from collections.abc import Sequence
 
 import pyfuse3
@@ -16,6 +15,7 @@ from pyfuse3 import EntryAttributes, FileHandleT, FileNameT, FlagT, InodeT, Mode
 from ckptfs.core import Inode
 from ckptfs.core.model import Unsealed
 from ckptfs.core.names import NAME_MAX
+from ckptfs.engine import clock
 from ckptfs.engine.hub import Hub
 from ckptfs.engine.space import SpaceInfo
 from ckptfs.engine.view import View
@@ -118,7 +118,7 @@ class Operations(Files):
         if others:
             self.hub.core.names.setattr(
                 target,
-                time.time(),
+                clock.now(),
                 mode=attr.st_mode if fields.update_mode else None,
                 uid=attr.st_uid if fields.update_uid else None,
                 gid=attr.st_gid if fields.update_gid else None,
@@ -148,8 +148,9 @@ class Operations(Files):
     ) -> EntryAttributes:
         dir = await self._room_for(parent_inode, name)
         new = self.hub.core.names.mkdir(
-            dir, name, stat.S_IMODE(mode) & ~ctx.umask, ctx.uid, ctx.gid, time.time()
+            dir, name, stat.S_IMODE(mode) & ~ctx.umask, ctx.uid, ctx.gid, clock.now()
         )
+        self.view.made(new)
         self.hub.commit()
         self.hub.work.beat()
         return self._known(new)
@@ -158,7 +159,7 @@ class Operations(Files):
         self, parent_inode: InodeT, name: FileNameT, target: FileNameT, ctx: pyfuse3.RequestContext
     ) -> EntryAttributes:
         dir = await self._room_for(parent_inode, name)
-        new = self.hub.core.names.symlink(dir, name, target, ctx.uid, ctx.gid, time.time())
+        new = self.hub.core.names.symlink(dir, name, target, ctx.uid, ctx.gid, clock.now())
         self.hub.commit()
         self.hub.work.beat()
         return self._known(new)
@@ -183,7 +184,7 @@ class Operations(Files):
 
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext) -> None:
         dir = await self._room_for(parent_inode, name)
-        self.hub.core.names.unlink(dir, name, time.time())
+        self.hub.core.names.unlink(dir, name, clock.now())
         self.hub.commit()
         self.hub.work.beat()
         self.hub.changed.beat()
@@ -191,7 +192,7 @@ class Operations(Files):
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext) -> None:
         dir = await self._room_for(parent_inode, name)
         await self._look_inside(dir, name)
-        self.hub.core.names.rmdir(dir, name, time.time())
+        self.hub.core.names.rmdir(dir, name, clock.now())
         self.hub.commit()
         self.hub.work.beat()
 
@@ -213,7 +214,7 @@ class Operations(Files):
         old = await self._room_for(parent_inode_old, name_old)
         new = await self._room_for(parent_inode_new, name_new)
         await self._look_inside(new, name_new)
-        self.hub.core.names.rename(old, name_old, new, name_new, flags, time.time())
+        self.hub.core.names.rename(old, name_old, new, name_new, flags, clock.now())
         self.hub.commit()
         self.hub.work.beat()
 

@@ -48,7 +48,7 @@ class FuseSession:
         self.hub = hub
         self.mountpoint = mountpoint
         self.operations = Operations(hub, Files.Parts(absorb, state_of), view, space)
-        self.nursery: trio.Nursery
+        self._serving: trio.Nursery | None = None
         self._open = False
 
     def open(self) -> None:
@@ -69,11 +69,12 @@ class FuseSession:
     async def serve(self) -> None:
         """Until the mount is gone. All handles count as closed then."""
         try:
-            async with trio.open_nursery() as self.nursery:
-                self.nursery.start_soon(self._raise_background_limit)
+            async with trio.open_nursery() as self._serving:
+                self._serving.start_soon(self._raise_background_limit)
                 await pyfuse3.main(max_tasks=MAX_TASKS)
-                self.nursery.cancel_scope.cancel()
+                self._serving.cancel_scope.cancel()
         finally:
+            self._serving = None
             await self.operations.closed_all()
             self._close()
 
@@ -83,7 +84,12 @@ class FuseSession:
             pyfuse3.close(unmount=True)
 
     async def detach(self) -> None:
-        """Take the mount away lazily: open files go on, new opens are not possible."""
+        """Take the mount away lazily: open files go on, new opens are not possible.
+
+        What somebody else has mounted there since ours went is left alone.
+        """
+        if self._serving is None:
+            return
         command = (
             ["umount", "-l", self.mountpoint]
             if os.geteuid() == 0
@@ -93,8 +99,18 @@ class FuseSession:
 
     def terminate(self) -> None:
         """End serving although files are open."""
-        if self._open:
+        if self._serving is not None:
             pyfuse3.terminate()
+
+    def terminate_at(self, deadline: float) -> None:
+        """Open files keep a detached mount alive; not beyond this (trio time)."""
+
+        async def enforce() -> None:
+            await trio.sleep_until(deadline)
+            self.terminate()
+
+        if self._serving is not None:
+            self._serving.start_soon(enforce)
 
     async def forget_name(self, dir: Inode, name: bytes, inode: Inode) -> None:
         """Make the kernel look `name` up again and drop what it cached of the inode.

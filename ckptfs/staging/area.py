@@ -45,7 +45,9 @@ class Area:
         else:
             base = Path("/dev/shm") / f"ckptfs-{os.geteuid()}" / paths.id
             self._staging, self._journal = base / "staging", base / "journal"
-        self.spill = Path(spill_dir) if spill_dir else None
+        self.spill = _own_spill(paths, spill_dir) if spill_dir else None
+        self.old_spills: list[Path] = []
+        """Where earlier mounts of this mount point spilled to."""
         self.data = self._staging / "data"
         self.cache = self._staging / "cache"
         self.journal = self._journal / "journal.sqlite"
@@ -117,8 +119,9 @@ class Area:
                 subprocess.run(["umount", "-l", str(path)], capture_output=True, check=False)
         else:
             shutil.rmtree(self._staging.parent, ignore_errors=True)
-        if self.spill is not None:
-            shutil.rmtree(self.spill, ignore_errors=True)
+        for spill in (self.spill, *self.old_spills):
+            if spill is not None:
+                shutil.rmtree(spill, ignore_errors=True)
         # The state file goes last: while it is there, something may still be staged.
         for name in os.listdir(self.paths.run):
             found = os.path.join(self.paths.run, name)
@@ -129,3 +132,8 @@ class Area:
             else:
                 os.unlink(found)
         shutil.rmtree(self.paths.run, ignore_errors=True)
+
+
+def _own_spill(paths: MountPaths, spill_dir: str) -> Path:
+    """A directory of this mount alone: the one given may hold other things, and serve other mounts."""
+    return Path(spill_dir) if spill_dir == paths.spill else Path(spill_dir) / f"ckptfs-{paths.id}"

@@ -21,8 +21,8 @@ class Blob:
     """
 
     __slots__ = (
-        "busy", "clean", "dead", "fd", "fetching", "id", "path", "pins", "present", "ram", "size", "spill_fd",
-        "spill_path", "spilled", "unit", "users",
+        "busy", "clean", "dead", "fd", "fetching", "id", "path", "pins", "present", "ram", "settling", "size",
+        "spill_fd", "spill_path", "spilled", "unit", "users",
     )  # fmt: skip
 
     def __init__(self, id: int, path: str, spill_path: str) -> None:
@@ -41,6 +41,8 @@ class Blob:
         self.busy: dict[int, trio.Event] = {}
         self.fetching: dict[int, trio.Event] = {}
         self.pins = 0
+        self.settling = False
+        """Clean as soon as no worker reads it: that moves the file."""
         self.unit = 0
         """Bytes fetched at once (a multiple of the digests' chunk), 0 when not known yet."""
 

@@ -70,24 +70,42 @@ class Staging:
         self._lru[id] = blob
         return blob
 
-    def recover(self, wanted: Iterable[int], spilled: dict[int, set[int]]) -> list[int]:
-        """Find the dirty blobs of a former daemon; delete what nobody wants. Returns missing ids."""
+    def recover(
+        self, wanted: Iterable[int], spilled: dict[int, set[int]], old_spills: Iterable[Path] = ()
+    ) -> list[int]:
+        """Find the dirty blobs of a former daemon; delete what nobody wants. Returns missing ids.
+
+        `old_spills`: directories that extents were spilled to earlier. A blob whose spill file is gone
+        counts as missing: its spilled extents would read as zeros.
+        """
         keep = set(wanted)
+        found = self._spill_files(keep, old_spills)
         for path in self.data_dir.iterdir():
             if not path.name.isdigit() or int(path.name) not in keep:
                 path.unlink()
                 continue
-            blob = self._blob(int(path.name), self.data_dir)
-            blob.spilled = set(spilled.get(blob.id, ()))
+            id = int(path.name)
+            if spilled.get(id) and id not in found:
+                continue
+            blob = self._blob(id, self.data_dir)
+            blob.spilled = set(spilled.get(id, ()))
+            blob.spill_path = found.get(id, blob.spill_path)
             self.spilled_bytes += len(blob.spilled) * EXTENT
             st = path.stat()
             blob.size = st.st_size
             self._account(blob, st.st_blocks * 512)
-        if self.spill_dir is not None:
-            for path in self.spill_dir.iterdir():
-                if path.suffix == ".spill" and (not path.stem.isdigit() or int(path.stem) not in keep):
-                    path.unlink()
         return sorted(keep - set(self.blobs))
+
+    def _spill_files(self, keep: set[int], old_spills: Iterable[Path]) -> dict[int, str]:
+        """Spill files by data id; those nobody wants are deleted."""
+        found: dict[int, str] = {}
+        for dir in {*old_spills, self.spill_dir or self.data_dir}:
+            for path in dir.glob("*.spill"):
+                if path.stem.isdigit() and int(path.stem) in keep:
+                    found[int(path.stem)] = str(path)
+                else:
+                    path.unlink()
+        return found
 
     def open(self, blob: Blob) -> int:
         """The blob's descriptor; valid until the next await unless `users` is held."""
@@ -219,8 +237,12 @@ class Staging:
             self.unuse(blob)
         return b"".join(parts)
 
-    def truncate(self, blob: Blob, size: int) -> None:
+    async def truncate(self, blob: Blob, size: int) -> None:
         """Set the size; the caller has made sure that no sealed version needs the bytes."""
+        while blob.busy and size < blob.size:  # an extent on its way to the spill would come back
+            await next(iter(blob.busy.values())).wait()
+        if blob.dead:
+            return
         os.ftruncate(self.open(blob), size)
         if blob.spilled and size < blob.size:
             os.ftruncate(self._spill_fd(blob), size)
@@ -254,14 +276,22 @@ class Staging:
     def unpin(self, blob: Blob) -> None:
         """The worker is done."""
         blob.pins -= 1
-        if blob.dead and not blob.users and not blob.pins:
+        if blob.pins:
+            return
+        if blob.dead and not blob.users:
             self.delete(blob.id)
+        elif blob.settling and not blob.dead:
+            blob.settling = False
+            self.make_clean(blob)
 
     # -- clean cache -------------------------------------------------------------------------
 
     def make_clean(self, blob: Blob) -> None:
         """The tier has it: from now on a cache that may shrink (B3)."""
         if blob.clean:
+            return
+        if blob.pins:
+            blob.settling = True
             return
         path = f"{self._prefixes[self.cache_dir]}{blob.id}"
         os.rename(blob.path, path)
@@ -276,6 +306,7 @@ class Staging:
 
     def make_dirty(self, blob: Blob) -> None:
         """It is about to be written again; complete, and no cache any more."""
+        blob.settling = False
         if blob.clean:
             path = f"{self._prefixes[self.data_dir]}{blob.id}"
             os.rename(blob.path, path)
@@ -286,7 +317,8 @@ class Staging:
 
     def touch(self, blob: Blob) -> None:
         """Used just now: evicted last."""
-        if blob.id in self._lru:
+        if blob.clean and not blob.dead:
+            self._lru[blob.id] = blob
             self._lru.move_to_end(blob.id)
 
     def evict(self, wanted: int, keep: Blob | None = None) -> int:
@@ -298,6 +330,8 @@ class Staging:
             if blob.pins or blob.users or blob is keep:
                 continue
             freed += self.shrink(blob, wanted - freed)
+            if not blob.ram:
+                del self._lru[blob.id]
         return freed
 
     def shrink(self, blob: Blob, wanted: int) -> int:
@@ -343,6 +377,9 @@ class Staging:
             self.spilled_bytes += EXTENT
             punch(self.open(blob), extent * EXTENT, EXTENT)
             self.measure(blob)
+        elif not blob.spilled:
+            with contextlib.suppress(OSError):
+                os.unlink(blob.spill_path)
         blob.busy.pop(extent).set()
         self.unuse(blob)
 

@@ -18,8 +18,10 @@ _PROBE = b"ckptfs probe\n"
 def probe(root_fd: int, uploads: Uploads) -> tuple[bool, tuple[str, ...]]:
     """Write, fsync, rename, read back and remove a file. Returns (durable, notes).
 
-    OSErrors are the directory's answer; nothing is left behind but `.ckptfs/` itself.
+    OSErrors are the directory's answer; nothing is left behind but `.ckptfs/` itself, and the root's
+    times stay as they are.
     """
+    root = os.fstat(root_fd)
     for path in (UPLOADS, CONFLICTS):
         make_dirs(root_fd, path)
     notes = []
@@ -62,6 +64,8 @@ def probe(root_fd: int, uploads: Uploads) -> tuple[bool, tuple[str, ...]]:
             with contextlib.suppress(OSError):
                 os.unlink(name, dir_fd=dir_fd)
         os.close(home_fd)
+        with contextlib.suppress(OSError):
+            os.utime(root_fd, ns=(root.st_atime_ns, root.st_mtime_ns))
     kind, options = _mounted_as(root_fd)
     if kind in _VOLATILE:
         notes.append(f"the tier is on {kind}: its content does not survive a restart of the machine")

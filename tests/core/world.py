@@ -251,7 +251,7 @@ class World:
         assert path is not None, f"{inode} has no content anywhere"
         obj = self.tier.at(path)
         assert inode.node is not None
-        if any(e.kind == EntryKind.MOVE and e.frozen for e in self.core.state.log.values()):
+        if self.core.order.in_motion(inode.node):
             # Maybe applied and not answered: readers look again until the answer is there.
             obj = next((o for o in self.tier.visible().values() if o.ident == inode.node.ident), None)
         assert obj is not None, f"{inode}: the tier has nothing at {path!r}"
@@ -411,6 +411,7 @@ class World:
         node = self.node(src)
         shown = {o.version for o in self.tier.visible().values()}
         live = [version_of(e) for e in inode.puts if not e.frozen]
+        before = {v: e.pos for v, e in self.pending().items()}
         with self.syscall(crash):
             self.core.names.rename(
                 self.inode(src_parent), src_name, self.inode(dst_parent), dst_name, 0, self.now
@@ -433,6 +434,11 @@ class World:
                         self._dies(version)
             if isinstance(old, RefFile):
                 self._drop_ref(old, node if waiting else None)
+        else:
+            # R4a: what was not applied comes to the rename's position, one after the other.
+            late = [v for v, e in self.pending().items() if not e.frozen and before.get(v) != e.pos]
+            for n in range(len(late)):
+                self._record_history(without=set(late[n:]))
 
     def chmod(self, path: bytes, mode: int, *, crash: bool = False) -> None:
         with self.syscall(crash):
@@ -962,7 +968,8 @@ class World:
         s, rows = self.core.state, self.journal.load()
         assert not s.changed, "a change was not committed"
         assert {r[0]: r for r in rows.entries} == {e.id: entry_row(e) for e in s.log.values()}
-        assert {r[0]: r for r in rows.nodes} == {n.id: node_row(n) for n in s.nodes.values() if n.kept and n.id != ROOT}
+        kept_nodes = {n.id: node_row(n) for n in s.nodes.values() if n.kept and n.id != ROOT}
+        assert {r[0]: r for r in rows.nodes if r[0] != ROOT} == kept_nodes
         inodes = {r[0]: r for r in rows.inodes}
         kept = {i.ino: i for i in s.inodes.values() if i.kept}
         assert inodes.keys() == kept.keys() | {r for r in inodes if r == ROOT}
@@ -973,7 +980,7 @@ class World:
             else:
                 assert row[:7] + row[9:] == fresh[:7] + fresh[9:], f"{s.inodes[ino]}: {row} is not {fresh}"
         for i in s.inodes.values():
-            assert i.kept or not (i.local or i.attr_dirty), f"{i} is not journaled"
+            assert i.kept or i.dead or not (i.local or i.attr_dirty), f"{i} is not journaled"
             if i.kept and i.parent is not None:
                 assert i.parent.kept
         for n in s.nodes.values():
@@ -996,8 +1003,12 @@ class World:
                 held = tuple(self.staging[e.data][: e.length // MIB])
                 assert held == self.contents[e.version], f"{e}: a sealed version changed"
 
-    def _record_history(self) -> None:
-        view = {p: n.sealed for p, n in self.walk().items() if isinstance(n, RefFile) and n.sealed is not None}
+    def _record_history(self, without: set[str] | None = None) -> None:
+        view = {
+            p: n.sealed
+            for p, n in self.walk().items()
+            if isinstance(n, RefFile) and n.sealed is not None and n.sealed not in (without or ())
+        }
         if view != self.history[-1]:
             index = len(self.history)
             self.history.append(view)
@@ -1065,7 +1076,7 @@ class World:
                 self.round_apply()
             self.round_answer()
         for _ in range(rounds):
-            busy = self.plan(hurry=True) > 0
+            busy = self.plan(hurry=True) > 0 or bool(self.jobs)
             for job in list(self.jobs):
                 self.do_job(job)
             for take in (self.publish_take, self.removals_take, self.attrs_take):

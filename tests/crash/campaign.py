@@ -180,7 +180,9 @@ class Campaign:
 
     def waiting(self, run: str) -> bool:
         notes = self.logs[run].read().notes
-        assert self.processes[run].poll() is None, (self.control / f"{run}.out").read_text()
+        assert self.processes[run].poll() is None, (
+            (self.control / f"{run}.out").read_text() + f"seed {self.seed}, kills {self.kills}\n" + self.mount.log()
+        )
         return sum(n["note"] == "lost" for n in notes) > self.gone(run)
 
     def gone(self, run: str) -> int:
@@ -235,6 +237,10 @@ class Campaign:
 
     def finish(self) -> None:
         """Stop the load, wait until everything is durable, and compare all three views."""
+        self.finish_with(set())
+
+    def finish_with(self, others: set[str]) -> None:
+        """The same, with these names on the tier besides the trainers'."""
         (self.control / "stop").touch()
         for run in self.runs:
             wait_for(lambda run=run: self.processes[run].poll() is not None, f"the end of {run}", 120)
@@ -245,9 +251,9 @@ class Campaign:
         wait_for(lambda: self.processes["sampler"].poll() is not None, "the end of the sampler", 60)
         self.check()
         self.verify_mount()
-        self.compare()
+        self.compare(others)
 
-    def compare(self) -> None:
+    def compare(self, others: set[str]) -> None:
         """The tier is the mount, byte for byte, and holds nothing else."""
         m = self.mount
         for run in self.runs:
@@ -260,7 +266,7 @@ class Campaign:
                     assert a.read_bytes() == b.read_bytes(), name
                     assert a.stat().st_mtime_ns == b.stat().st_mtime_ns, f"{name}: mtime"
                     assert a.stat().st_mode == b.stat().st_mode, f"{name}: mode"
-        assert m.tier_names() == set().union(*(tree(m.tier, run) for run in self.runs))
+        assert m.tier_names() == others.union(*(tree(m.tier, run) for run in self.runs))
         self.no_rubbish()
 
     def no_rubbish(self) -> None:

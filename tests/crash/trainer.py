@@ -56,12 +56,23 @@ class Trainer:
                 act()
                 break
             except OSError as e:
-                if e.errno not in DEAD:
+                if not self.died(e):
                     self.log.note("error", of=n, op=op, what=str(what), error=repr(e))
                     raise
                 self.lost()
                 self.again = True
         self.log.done(n)
+
+    def died(self, e: OSError) -> bool:
+        """Whether the mount is dead. The kernel answers EIO to the one request that the daemon was
+        reading when it was killed; then the next one tells."""
+        if e.errno != errno.EIO:
+            return e.errno in DEAD
+        try:
+            os.statvfs(self.mount)
+        except OSError as second:
+            return second.errno in DEAD
+        return False
 
     def lost(self) -> None:
         """Wait until the mount is back."""

@@ -164,13 +164,13 @@ def test_state_attribute_follows_a_file_and_its_directory(new_mount: Any) -> Non
     d.mkdir()
     mount.wait(d)
     assert mount.state("d") == "durable"
-    with open(d / "f", "wb") as f:
+    with open(d / "f", "wb", buffering=0) as f:
         f.write(b"x" * 3_000_000)
         assert (mount.state("d/f"), mount.state("d"), mount.state(".")) == ("dirty", "dirty", "dirty")
     assert (mount.state("d/f"), mount.state("d")) == ("dirty", "dirty")
     mount.wait(d / "f")
     assert (mount.state("d/f"), mount.state("d"), mount.state(".")) == ("durable", "durable", "durable")
-    with open(d / "f", "ab") as f:
+    with open(d / "f", "ab", buffering=0) as f:
         assert mount.state("d/f") == "durable"
         f.write(b"y")
         assert mount.state("d/f") == "dirty"
