@@ -17,9 +17,9 @@ import time
 import trio
 
 from ckptfs.config import Config
-from ckptfs.session import MountSession
 from ckptfs.errors import CkptfsError, Exit
 from ckptfs.paths import MountPaths
+from ckptfs.session import MountSession
 
 log = logging.getLogger("ckptfs")
 

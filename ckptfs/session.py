@@ -43,7 +43,10 @@ log = logging.getLogger("ckptfs")
 
 Say = Callable[[dict[str, object]], None]
 
-HANG_S = 15.0
+PROBE_S = 10.0
+"""How long a tier may take to answer at the start."""
+
+HANG_S = 10.0
 """A tier call that takes longer hangs. Chunks are small enough."""
 
 STATE_S = 1.0
@@ -101,7 +104,7 @@ class MountSession:
             fetcher = Fetcher(hub, admission, nursery)
             absorb = Absorb(hub, admission, fetcher)
             view = View(hub, nursery)
-            uploader, publisher = Uploader(hub), Publisher(hub)
+            uploader, publisher = Uploader(hub), Publisher(hub, fetcher.rescue)
             report = self.report = Report(hub, publisher, self.paths.mountpoint, config.log_file)
             space = SpaceInfo(hub)
             self.fuse = FuseSession(hub, absorb, view, space, report.state_of, self.paths.mountpoint)
@@ -111,6 +114,8 @@ class MountSession:
             try:
                 await pool.start()
                 lines = await self._begin(absorb)
+                if not hub.blind:
+                    await view.get_acquainted()
                 for task in (
                     uploader.run, publisher.run, admission.run_spill, absorb.run_streams, space.run,
                     self._sample, self._watch, self._write_state,
@@ -173,7 +178,10 @@ class MountSession:
         info: TierInfo | None = None
         lines: list[str] = []
         try:
-            info = await hub.local("probe")
+            with trio.move_on_after(PROBE_S):
+                info = await hub.local("probe")
+            if info is None:
+                raise TierError(Trouble.DOWN, f"no answer within {PROBE_S:g} s")
         except TierError as e:
             if not config.allow_tier_down or e.trouble == Trouble.REFUSED:
                 raise CkptfsError(
@@ -248,8 +256,8 @@ class MountSession:
         )
         if before is not None and before != self.config.tier and staged:
             raise CkptfsError(
-                f"files for the tier {before} are still staged for {self.paths.mountpoint}: mount with that tier"
-                " first, and let it drain",
+                f"files for the tier {before} are still staged for {self.paths.mountpoint}: mount with that"
+                " tier first, and let it drain",
                 Exit.USAGE,
             )
         journal.set("tier", self.config.tier)
@@ -293,8 +301,11 @@ class MountSession:
         while True:
             text = self._state_text()
             if text != last:
-                self._save_state()
-                last = text
+                try:
+                    self._save_state()
+                    last = text
+                except OSError as e:
+                    log.warning("%s can't be written: %s", self.paths.state, e.strerror)
             await trio.sleep(STATE_S)
 
     def _state_text(self) -> str:
@@ -324,8 +335,8 @@ class MountSession:
         done = await trio.run_process(command, check=False, capture_stderr=True, stdin=subprocess.DEVNULL)
         if done.returncode and not self._unmounted.is_set():
             raise CkptfsError(
-                f"{mountpoint} can't be unmounted ({done.stderr.decode(errors='replace').strip()}): end or move"
-                " the processes that use it",
+                f"{mountpoint} can't be unmounted ({done.stderr.decode(errors='replace').strip()}): end or"
+                " move the processes that use it",
                 Exit.BUSY,
             )
         await self._unmounted.wait()
@@ -365,7 +376,7 @@ class MountSession:
         hub.changed.beat()
         with trio.move_on_after(2.0):
             while self.control.answering:  # let `ckptfs umount` and `wait` have their last line
-                await trio.sleep(0.01)
+                await hub.changed.wait(0.01)
 
     def _outcome(self) -> int:
         state = self.hub.core.state

@@ -157,9 +157,13 @@ class Content:
         inode.parent = inode.name = None
         if inode.node is not None:
             inode.node.inode = None
+            self.state.touch_node(inode.node)
             inode.node = None
         held = order.held_graves(inode)
-        for node in held + [n for n in self.state.graves.values() if _is_at(n, parent, name)]:
+        if (parent.ino, name) not in self.state.targets:
+            at_name = [n for n in self.state.graves.values() if _is_at(n, parent, name)]
+            held += [n for n in at_name if n.held_by is None]
+        for node in held:
             order.unbury(node)
         inode.holding.clear()
         self.state.touch(inode)

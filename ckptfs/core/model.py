@@ -135,7 +135,7 @@ class Node:
 
     __slots__ = (
         "children", "dead_pos", "held_by", "id", "ident", "inode", "kept", "kind", "name", "parent",
-        "pending", "present", "token",
+        "pending", "present", "setting", "token",
     )  # fmt: skip
 
     def __init__(self, id: int, kind: Kind) -> None:
@@ -149,6 +149,8 @@ class Node:
         self.inode: Inode | None = None
         self.dead_pos = 0
         self.held_by: Inode | None = None
+        self.setting: Attrs | None = None
+        """Attributes handed to the tier without an answer yet: `token` may be out of date."""
         self.children: dict[bytes, Node] = {}
         self.pending = 0
         """Un-applied entries about this node."""

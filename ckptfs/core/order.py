@@ -7,6 +7,7 @@ nodes, "graves") are late. R4: the only two rewrites are `retarget` (rename befo
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Container, Iterator
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from ckptfs.core.model import ROOT, Entry, EntryKind, Inode, Node, Unsealed
 from ckptfs.core.state import State
 from ckptfs.tiers.base import (
     Applied,
+    Attrs,
     Failed,
     Kind,
     Link,
@@ -44,6 +46,8 @@ class Order:
         self.moved: dict[int, int] = {}
         """Epoch at which a directory (node) was last on its way to another path."""
         self.last_applied: Entry | None = None
+        self._graves: list[tuple[int, int]] = [(n.dead_pos, n.id) for n in state.graves.values()]
+        """(position, node) of the graves in order, and some that are no more."""
         self._removing: set[int] = set()
         """Nodes whose removal was handed to the tier last."""
         self._setting: dict[int, Node] = {}
@@ -60,7 +64,8 @@ class Order:
         e.pos = s.next_id()
         s.log[e.id] = e
         s.keep(inode)
-        s.keep(dir)
+        if not dir.kept:
+            s.keep(dir)
         s.keep_node(node)
         self._aim(e, 1)
         inode.pending += 1
@@ -95,35 +100,47 @@ class Order:
             return
         s = self.state
         first = entries[0].pos
+        s.shift_to_end(entries)
         for e in entries:
-            e.pos = s.next_id()
-            s.log.move_to_end(e.id)
             if dir is not None:
                 self._aim(e, -1)
                 e.dir, e.name = dir, name
                 self._aim(e, 1)
-                s.keep(dir)
+                if not dir.kept:
+                    s.keep(dir)
                 s.touch_entry(e)
                 e.stuck = ""
                 self._void_moves(e.node, e.node.pending - 1)
             elif e.stuck:
                 self.unstick(e)
-            else:
-                s.moved_entry(e)
         self._pass_graves(first)
 
     def _pass_graves(self, pos: int) -> None:
-        """Graves behind `pos` move to the end with the PUT that left `pos`."""
+        """Graves behind `pos` move behind the whole log with the PUT that left `pos`."""
         s = self.state
-        passed: list[Node] = []
-        for node in reversed(s.graves.values()):
-            if node.dead_pos < pos:
-                break
-            passed.append(node)
-        for node in reversed(passed):
-            node.dead_pos = s.next_id()
-            s.graves.move_to_end(node.id)
-            s.touch_node(node)
+        if not s.graves or not s.log:
+            return
+        end = next(reversed(s.log.values())).pos
+        low = bisect.bisect_left(self._graves, (pos, 0))  # at `pos` itself: it waits for that PUT
+        high = bisect.bisect_left(self._graves, (end, 0))
+        passed = self._graves[low:high]
+        del self._graves[low:high]
+        for was, id in passed:
+            node = s.graves.get(id)
+            if node is not None and node.dead_pos == was:
+                self._dig(node)
+
+    def _dig(self, node: Node) -> None:
+        """Put a grave at the end."""
+        s = self.state
+        node.dead_pos = s.next_id()
+        s.graves[node.id] = node
+        s.graves.move_to_end(node.id)
+        s.keep_node(node)
+        if len(self._graves) > 2 * len(s.graves) + 64:
+            self._graves = [(n.dead_pos, n.id) for n in s.graves.values()]
+        else:
+            self._graves.append((node.dead_pos, node.id))
 
     def live_puts(self, inode: Inode) -> list[Entry]:
         """Un-applied PUTs that may still be rewritten."""
@@ -136,7 +153,7 @@ class Order:
         """
         inside: dict[int, bool] = {dir.ino: True, ROOT: False}
 
-        def under(d: Inode) -> bool:
+        def look(d: Inode) -> bool:
             trail: list[Inode] = []
             cur: Inode | None = d
             while cur is not None and cur.ino not in inside:
@@ -150,11 +167,11 @@ class Order:
         return [
             e
             for e in self.state.log.values()
-            if e.kind in (EntryKind.PUT, EntryKind.LINK)
+            if (inside[e.dir.ino] if e.dir.ino in inside else look(e.dir))
             and not e.frozen
             and e.inode.parent is not None
             and e.node.pending == 1
-            and under(e.dir)
+            and (e.kind == EntryKind.PUT or e.kind == EntryKind.LINK)
         ]
 
     def drop_temporary(self, inode: Inode, now: float) -> None:
@@ -210,13 +227,10 @@ class Order:
             inode.node = None
             s.touch(inode)
         node.inode = None
-        node.dead_pos = s.next_id()
         node.held_by = held_by
         if held_by is not None:
             held_by.holding.append(node)
-        s.graves[node.id] = node
-        s.graves.move_to_end(node.id)
-        s.keep_node(node)
+        self._dig(node)
 
     def release_held(self, inode: Inode) -> None:
         """Graves that waited for this inode's seal take their place behind it."""
@@ -248,8 +262,12 @@ class Order:
             e.inode.puts.remove(e)
         s.drop_entry_row(e)
         s.unref_data(e.data)
-        if e.node.dead_pos and not e.node.present and not e.node.pending:
-            s.drop_node(e.node)  # to be removed, and now never made
+        node = e.node
+        if not node.present and not node.pending:  # now never made
+            s.drop_node(node)
+            if node.inode is not None and node.inode.node is node:
+                node.inode.node = None
+                s.touch(node.inode)
 
     def reap(self, inode: Inode) -> None:
         """Forget a dead inode that nothing needs; drop the journal row of one the tier has."""
@@ -291,6 +309,8 @@ class Order:
             if dir_path is None:
                 break
             occupant = self._occupant(e)
+            if occupant is not None and occupant.setting is not None:
+                break  # `next_attrs` finds out what it is now
             if occupant is not None and self._in_the_way(e, occupant):
                 if entries:
                     break
@@ -463,10 +483,12 @@ class Order:
             self._dirty_dir(node.parent)
         self._replace(parent, e.name, node)
         node.token, node.ident = answer.token or node.token, answer.ident or node.ident
+        if answer.token:
+            self._not_doubtful(node)
         s.conflicts += answer.conflict
         inode = e.inode
         self._finish(e)
-        if node.dead_pos == 0 and node.kind != Kind.DIR:
+        if node.dead_pos == 0 and node.kind != Kind.DIR and not inode.dead:
             before, inode.node = inode.node, node
             node.inode = inode
             if before is not None and before is not node and before.present:
@@ -495,10 +517,10 @@ class Order:
         if node.parent is not None and node.parent.children.get(node.name) is node:
             del node.parent.children[node.name]
         node.present = False
-        self._void_moves(node, node.pending)
         inode = node.inode
         node.inode = None
         node.dead_pos = 0
+        self._void_moves(node, node.pending)
         s.drop_node(node)
         if inode is not None and inode.node is node:
             inode.node = None
@@ -587,6 +609,8 @@ class Order:
                 break
             if not node.present or node.id in avoid or node.held_by is not None or self._name_wanted(node):
                 continue
+            if node.setting is not None:
+                continue  # `next_attrs` finds out what it is now
             if any(c.id not in chosen for c in node.children.values()):
                 continue
             nodes.append(node)
@@ -644,12 +668,20 @@ class Order:
     def next_attrs(self, limit: int = 64) -> tuple[list[tuple[Inode, int]], list[Op]]:
         """Published inodes whose attributes differ, where nothing else is on its way.
 
-        Returned with the generation being sent, for `attrs_done`.
+        Returned with the generation being sent, for `attrs_done`. Attributes that were sent before
+        without an answer come first, in the name of a nameless inode: only the answer tells the
+        object's token, without which our own change would look like somebody else's (W3).
         """
         s = self.state
         chosen: list[tuple[Inode, int]] = []
         ops: list[Op] = []
         self._setting = {}
+        for doubtful in s.doubtful.values():
+            if len(chosen) < limit and not self.in_motion(doubtful):
+                assert doubtful.setting is not None
+                nameless = Inode(doubtful.id, doubtful.kind, doubtful.setting)
+                chosen.append((nameless, 0))
+                ops.append(self._send_attrs(nameless, doubtful, doubtful.setting))
         for inode in list(s.attr_queue.values()):
             node = inode.node
             absent = node is None or not node.present
@@ -658,21 +690,38 @@ class Order:
                 continue
             if node is None or not node.present or inode.pending or node.pending or inode.ino in s.busy_dirs:
                 continue
+            if node.setting is not None:
+                continue
             if len(chosen) >= limit:
                 break
             chosen.append((inode, inode.attr_dirty))
-            self._setting[inode.ino] = node
-            expected = node.token if node.kind != Kind.DIR else None
-            ops.append(SetAttrs(node.path(), node.kind, inode.attrs(), expected))
-            if node.parent is not None:
-                self._mark(node.parent, node.name)
+            ops.append(self._send_attrs(inode, node, inode.attrs()))
         return chosen, ops
+
+    def _send_attrs(self, inode: Inode, node: Node, attrs: Attrs) -> Op:
+        self._setting[inode.ino] = node
+        if node.parent is not None:
+            self._mark(node.parent, node.name)
+        if node.kind == Kind.DIR:
+            return SetAttrs(node.path(), node.kind, attrs, None)
+        if node.setting is None:
+            node.setting = attrs
+            self.state.doubtful[node.id] = node
+            self.state.touch_node(node)
+        return SetAttrs(node.path(), node.kind, attrs, node.token)
+
+    def _not_doubtful(self, node: Node) -> None:
+        if node.setting is not None:
+            node.setting = None
+            self.state.doubtful.pop(node.id, None)
+            self.state.touch_node(node)
 
     def attrs_done(self, inode: Inode, generation: int, answer: Applied) -> None:
         """The tier has the attributes of that generation; newer ones stay queued."""
         self.state.conflicts += answer.conflict
         node = self._setting.pop(inode.ino, inode.node)
         if node is not None:
+            self._not_doubtful(node)
             if answer.token:
                 node.token = answer.token
                 self.state.touch_node(node)
@@ -695,6 +744,7 @@ class Order:
         s = self.state
         return not (
             s.log
+            or s.doubtful
             or any(i.node is not None and i.node.present and not i.dead for i in s.attr_queue.values())
             or any(self._goes(n) for n in s.graves.values())
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -13,6 +14,9 @@ from ckptfs.tiers.base import Attrs, Digest, Kind, Upload
 Row = tuple[Any, ...]
 ID_STEP = 10_000
 """Ids are journaled in steps of this many, so that none is ever used twice."""
+
+MANY = 256
+"""From this many entries on a common move is journaled as one statement."""
 
 
 @dataclass
@@ -34,6 +38,9 @@ class Changes:
     nodes: list[Row]
     entries: list[Row]
     sent: list[Row]
+    shifted: list[tuple[int, int, int, str]]
+    """(distance, first, last, JSON list of ids): all entries at positions first to last but these
+    moved that far, before anything else in this transaction."""
     moved: list[tuple[int, int]]
     """(pos, entry id) of entries that only moved."""
     gone_inodes: list[int]
@@ -49,9 +56,9 @@ class State:
     """Inodes, nodes and the log, and which of them have changed since `take_changes`.
 
     `log` is ordered by position. `graves` are the dead nodes (late removals), ordered by
-    `dead_pos`. `targets` counts un-applied entries by (directory inode, name) and `busy_dirs` by
-    directory inode. `freed` lists data ids nobody needs any more and `abandoned` uploads that will
-    not be published, for the owner to take.
+    `dead_pos`, `doubtful` the nodes with a `setting`. `targets` counts un-applied entries by
+    (directory inode, name) and `busy_dirs` by directory inode. `freed` lists data ids nobody needs
+    any more and `abandoned` uploads that will not be published, for the owner to take.
     """
 
     def __init__(self, attrs: Attrs) -> None:
@@ -63,6 +70,7 @@ class State:
         self.busy_dirs: dict[int, int] = {}
         self.attr_queue: dict[int, Inode] = {}
         self.held_inodes: dict[int, Inode] = {}
+        self.doubtful: dict[int, Node] = {}
         self.data_refs: dict[int, int] = {}
         self.freed: list[int] = []
         self.abandoned: list[tuple[int, Upload]] = []
@@ -74,6 +82,7 @@ class State:
         self._entries: dict[int, Entry] = {}
         self._sent: list[Row] = []
         self._moved: dict[int, Entry] = {}
+        self._shifted: list[tuple[int, int, int, str]] = []
         self._gone_inodes: set[int] = set()
         self._gone_nodes: set[int] = set()
         self._gone_entries: set[int] = set()
@@ -133,10 +142,22 @@ class State:
         """The entry's row has changed."""
         self._entries[entry.id] = entry
 
-    def moved_entry(self, entry: Entry) -> None:
-        """Only the entry's position has changed (cheap, there may be 10,000 of these)."""
-        if entry.id not in self._entries:
-            self._moved[entry.id] = entry
+    def shift_to_end(self, entries: list[Entry]) -> None:
+        """Move entries (in their order) behind the whole log. Cheap: there may be 10,000 of them."""
+        log = self.log
+        first, last = entries[0].pos, entries[-1].pos
+        distance = next(reversed(log.values())).pos + 1 - first
+        if len(entries) >= MANY:
+            ids = {e.id for e in entries}
+            stay = [e.id for e in log.values() if first <= e.pos <= last and e.id not in ids]
+            self._shifted.append((distance, first, last, json.dumps(stay)))
+        else:
+            for e in entries:
+                self._moved[e.id] = e
+        for e in entries:
+            e.pos += distance
+            log.move_to_end(e.id)
+        self.last_id = max(self.last_id, entries[-1].pos)
 
     def record_sent(self, entry: Entry, digest: Digest) -> None:
         """One more chunk of the entry is on the tier."""
@@ -175,6 +196,7 @@ class State:
         """The node is over."""
         self.nodes.pop(node.id, None)
         self.graves.pop(node.id, None)
+        self.doubtful.pop(node.id, None)
         self._nodes.pop(node.id, None)
         if node.kept:
             node.kept = False
@@ -206,8 +228,8 @@ class State:
     def changed(self) -> bool:
         """Whether `take_changes` would return anything."""
         return bool(
-            self._inodes or self._nodes or self._entries or self._sent or self._moved or self._gone_inodes
-            or self._gone_nodes or self._gone_entries or self._unsent
+            self._inodes or self._nodes or self._entries or self._sent or self._moved or self._shifted
+            or self._gone_inodes or self._gone_nodes or self._gone_entries or self._unsent
         )  # fmt: skip
 
     def take_changes(self) -> Changes:
@@ -219,8 +241,11 @@ class State:
             inodes=[inode_row(i) for i in self._inodes.values()],
             nodes=[node_row(n) for n in self._nodes.values()],
             entries=[entry_row(e) for e in self._entries.values()],
-            sent=[r for r in self._sent if r[0] not in self._gone_entries],
-            moved=[(e.pos, e.id) for e in self._moved.values() if e.id not in self._entries],
+            sent=[r for r in self._sent if r[0] not in self._gone_entries] if self._sent else [],
+            shifted=self._shifted,
+            moved=[(e.pos, e.id) for e in self._moved.values() if e.id not in self._entries]
+            if self._moved
+            else [],
             gone_inodes=list(self._gone_inodes),
             gone_nodes=list(self._gone_nodes),
             gone_entries=list(self._gone_entries),
@@ -228,10 +253,26 @@ class State:
             last_id=mark,
         )
         self._inodes, self._nodes, self._entries, self._moved = {}, {}, {}, {}
-        self._sent = []
+        self._sent, self._shifted = [], []
         self._gone_inodes, self._gone_nodes = set(), set()
         self._gone_entries, self._unsent = set(), set()
         return changes
+
+    def put_back(self, c: Changes) -> None:
+        """The journal could not be written: these changes are still to be committed."""
+        self._inodes = {r[0]: self.inodes[r[0]] for r in c.inodes} | self._inodes
+        self._nodes = {r[0]: self.nodes[r[0]] for r in c.nodes} | self._nodes
+        self._entries = {r[0]: self.log[r[0]] for r in c.entries} | self._entries
+        self._moved = {id: self.log[id] for _, id in c.moved} | self._moved
+        if c.shifted:
+            self._moved = dict(self.log)
+        self._sent = c.sent + self._sent
+        self._gone_inodes.update(c.gone_inodes)
+        self._gone_nodes.update(c.gone_nodes)
+        self._gone_entries.update(c.gone_entries)
+        self._unsent.update(c.unsent)
+        if c.last_id:
+            self._saved_id = 0
 
     # -- data --------------------------------------------------------------------------------
 
@@ -280,6 +321,7 @@ def node_row(n: Node) -> Row:
     return (
         n.id, int(n.kind), n.parent.id if n.parent else 0, n.name, int(n.present), n.token, n.ident,
         n.inode.ino if n.inode else 0, n.dead_pos, n.held_by.ino if n.held_by else 0,
+        json.dumps(dataclasses.astuple(n.setting)) if n.setting else "",
     )  # fmt: skip
 
 
@@ -315,6 +357,9 @@ def load(rows: Rows, attrs: Attrs) -> State:
         n.name, n.present, n.token, n.ident, n.dead_pos = r[3], bool(r[4]), r[5], r[6], r[8]
         n.kept = True
         state.nodes[n.id] = n
+        if r[10]:
+            n.setting = Attrs(*json.loads(r[10]))
+            state.doubtful[n.id] = n
     for r in rows.inodes:
         i = state.inodes[r[0]]
         i.parent = state.inodes.get(r[2])

@@ -98,15 +98,16 @@ class TierView:
             return []
         known = node.children.get(name)
         child = dir.children.get(name)
+        free = child is None and (dir.ino, name) not in self.state.targets
         if known is None:
-            if found is not None and child is None and (dir.ino, name) not in self.state.targets:
+            if found is not None and free:
                 self._adopt(dir, node, name, found)
             return []
         if known.dead_pos or known.pending:
             return []
         inode = known.inode
         if found is not None and found.kind == known.kind and found.token == known.token:
-            if inode is None and child is None:
+            if inode is None and free:
                 self._adopt(dir, node, name, found, known)
             elif inode is not None and not inode.local and not inode.attr_dirty:
                 self._refresh(inode, found)
@@ -118,14 +119,16 @@ class TierView:
             return []
         if inode is not None and (inode.local or inode.pending or inode is not child):
             return []
-        if self._busy(known) or (inode is not None and found is not None and inode.attr_dirty):
+        if self._busy(known) or known.setting is not None:
+            return []
+        if inode is not None and found is not None and inode.attr_dirty:
             return []
         self._forget(known)
         lost = []
         if inode is not None:
             self._unname(inode)
             lost.append(inode)
-        if found is not None and dir.children.get(name) is None:
+        if found is not None and dir.children.get(name) is None and (dir.ino, name) not in self.state.targets:
             self._adopt(dir, node, name, found)
         return lost
 
@@ -159,7 +162,6 @@ class TierView:
         s = self.state
         inode = Inode(s.next_id(), found.kind, found.attrs)
         node = known or Node(s.next_id(), found.kind)
-        s.touch_node(node)
         node.parent, node.name, node.present = parent, name, True
         node.token, node.ident, node.inode = found.token, found.ident, inode
         parent.children[name] = node
@@ -169,6 +171,11 @@ class TierView:
         dir.children[name] = inode
         s.inodes[inode.ino] = inode
         self._refresh(inode, found)
+        if node.kept and node.kind == Kind.DIR:
+            s.keep(inode)
+            s.touch_node(node)
+        elif node.kept:
+            s.unkeep(inode)
         return inode
 
     def _refresh(self, inode: Inode, found: Found) -> None:

@@ -1,4 +1,4 @@
-"""Content of files in the mount: writes land in staging, closes make versions, reads come from wherever it is."""
+"""Content of files in the mount: writes land in staging, closes make versions, reads come from anywhere."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from ckptfs.staging.store import is_full
 from ckptfs.tiers.base import Kind, TierError
 
 log = logging.getLogger("ckptfs")
+
+FULL_PATIENCE_S = 20.0
+"""How long a copy is tried again that the staging tmpfs has no room for, though the budget has."""
 
 Interrupted = Callable[[], bool] | None
 
@@ -127,23 +130,22 @@ class Absorb:
 
         O_TRUNC does not wait for writers, so the content may be another after every wait.
         """
-        core = self.hub.core
-        while True:
-            blob = self.hub.staging.blobs.get(inode.data)
-            absent = blob is None or blob.present is not None
-            needed = absent or core.content.needs_clone(inode, offset)
-            if not needed and inode.ino not in self._locks:
-                break
+        content, staging = self.hub.core.content, self.hub.staging
+        blob = staging.blobs.get(inode.data)
+        absent = blob is None or blob.present is not None
+        if absent or inode.ino in self._locks or content.needs_clone(inode, offset):
             async with self._lock(inode):
-                if self.hub.staging.blobs.get(inode.data) is not blob:
-                    continue
-                if core.content.needs_clone(inode, offset):
-                    await self._clone(inode, inode.size, offset, interrupted)
-                elif absent:
-                    await self.fetcher.whole(inode, interrupted)
+                while True:
+                    blob = staging.blobs.get(inode.data)
+                    if content.needs_clone(inode, offset):
+                        await self._clone(inode, inode.size, offset, interrupted)
+                    elif blob is None or blob.present is not None:
+                        await self.fetcher.whole(inode, interrupted)
+                    else:
+                        break
         assert blob is not None
-        if core.content.dirty(inode, offset):
-            self.hub.staging.make_dirty(blob)
+        if content.dirty(inode, offset):
+            self.hub.make_dirty(blob)
             self.hub.commit()
         return blob
 
@@ -173,25 +175,30 @@ class Absorb:
 
         # Holes cost nothing, and stay holes.
         room = min(length, source_blob.ram + len(source_blob.spilled) * EXTENT)
-        await self.admission.admit_all(room, interrupted=interrupted, path=inode.path, moot=moot)
-        if moot():
-            return
-        data = hub.new_data()
-        blob = hub.staging.create(data)
-        try:
-            if length:
-                source = hub.staging.pin(source_blob, 0, length)
-                try:
-                    await hub.local("clone", source, blob.path)
-                finally:
-                    hub.staging.unpin(source_blob)
-        except TierError as e:
-            hub.staging.delete(data)
-            log.error("a copy of %s could not be made: %s", os.fsdecode(inode.path()), e.message)
-            raise OSError(errno.EIO, e.message) from e
-        except BaseException:
-            hub.staging.delete(data)
-            raise
+        deadline = trio.current_time() + FULL_PATIENCE_S
+        while True:
+            await self.admission.admit_all(room, interrupted=interrupted, path=inode.path, moot=moot)
+            if moot():
+                return
+            data = hub.new_data()
+            blob = hub.staging.create(data)
+            hub.staging.expect(blob, room)
+            try:
+                await self._copy(source_blob, blob, length)
+                break
+            except TierError as e:
+                hub.staging.delete(data)
+                full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not full or trio.current_time() > deadline:
+                    log.error("a copy of %s could not be made: %s", os.fsdecode(inode.path()), e.message)
+                    raise OSError(errno.ENOSPC if full else errno.EIO, e.message) from e
+                # Huge pages make a copy larger than its source: the tmpfs' own fence.
+                if interrupted is not None and interrupted():
+                    raise OSError(errno.EINTR, os.strerror(errno.EINTR)) from e
+                await hub.room.wait(0.1)
+            except BaseException:
+                hub.staging.delete(data)
+                raise
         await hub.staging.truncate(blob, length)
         if inode.data != source_blob.id:
             hub.staging.delete(data)
@@ -200,6 +207,15 @@ class Absorb:
         content.replace(inode, data, clock.now(), size=length)
         inode.mtime_ns = mtime
         hub.commit()
+
+    async def _copy(self, source_blob: Blob, blob: Blob, length: int) -> None:
+        if not length:
+            return
+        source = self.hub.staging.pin(source_blob, 0, length)
+        try:
+            await self.hub.local("clone", source, blob.path)
+        finally:
+            self.hub.staging.unpin(source_blob)
 
     async def truncate(self, inode: Inode, size: int) -> None:
         """truncate(2), ftruncate(2) and O_TRUNC."""
@@ -232,22 +248,34 @@ class Absorb:
         """The opener's last descriptor is gone; make that survive a crash before close(2) returns."""
         if inode.unsealed is Unsealed.NO or inode.dead or inode.close_mark or inode.held:
             return
-        if self.hub.durable_staging:
-            await self.sync(inode)
+        if self.hub.durable_staging and not await self._make_safe(inode):
+            return  # somebody writes again, and will close it
         if self.hub.core.content.mark_closed(inode):
             self.hub.commit()
 
-    async def seal(self, inode: Inode) -> None:
-        """Make a version of what was written and queue it for the tier."""
+    async def seal(self, inode: Inode, *, still_open: bool = False) -> None:
+        """Make a version of what was written and queue it for the tier.
+
+        At once when close(2) has made it safe: its place in the log is before whatever its writer does
+        next (R7). `still_open`: writers may go on meanwhile.
+        """
         if inode.unsealed is Unsealed.NO or inode.dead or inode.held:
             return
-        if self.hub.durable_staging:
+        if self.hub.durable_staging and (not inode.close_mark or self._seals.locked()):
             async with self._seals:
-                await self.sync(inode)
-                await self._record_digests(inode)
+                safe = bool(inode.close_mark) or await self._make_safe(inode)
+                if not safe and not still_open:
+                    return  # opened again: the next close seals it
                 self.seal_now(inode)
         else:
             self.seal_now(inode)
+
+    async def _make_safe(self, inode: Inode) -> bool:
+        """Bytes and digests on disk (durable staging only). False when there was a write meanwhile."""
+        before = inode.data, inode.mtime_ns
+        await self.sync(inode)
+        await self._record_digests(inode)
+        return (inode.data, inode.mtime_ns) == before
 
     def seal_now(self, inode: Inode) -> None:
         """The seal itself: one journal transaction."""
@@ -262,9 +290,8 @@ class Absorb:
             return
         blob.users += 1
         try:
-            await trio.to_thread.run_sync(os.fdatasync, self.hub.staging.open(blob))
-            if blob.spill_fd >= 0:
-                await trio.to_thread.run_sync(os.fdatasync, blob.spill_fd)
+            for fd in self.hub.staging.descriptors(blob):
+                await trio.to_thread.run_sync(os.fdatasync, fd)
         finally:
             self.hub.staging.unuse(blob)
 
@@ -289,7 +316,8 @@ class Absorb:
         self.hub.core.content.interrupt(inode, clock.now(), reason)
         self.hub.commit()
         log.warning(
-            "%s is interrupted (%s): kept in the mount, not published; `ckptfs publish` or `ckptfs discard` it",
+            "%s is interrupted (%s): kept in the mount, not published; `ckptfs publish` or `ckptfs discard`"
+            " it",
             os.fsdecode(inode.path()), reason,
         )  # fmt: skip
         self.hub.changed.beat()
@@ -302,20 +330,25 @@ class Absorb:
                 # A new log is "rewritten" only because it was created: no version of it exists yet.
                 appended = inode.unsealed is Unsealed.APPENDED or (inode.node is None and not inode.puts)
                 if appended and not inode.held and self.is_stream(inode.name or b""):
-                    await self.seal(inode)
+                    await self.seal(inode, still_open=True)
 
     # -- waiting -----------------------------------------------------------------------------
 
     async def wait_durable(self, inode: Inode) -> None:
         """fsync under `fsync=tier`: seal and wait until the tier has it. EIO for a held file."""
-        await self.seal(inode)
+        await self.seal(inode, still_open=True)
         hub = self.hub
         last = inode.puts[-1] if inode.puts else None
         hub.waiting_for_durable += 1
         hub.work.beat()
         try:
-            while last is not None and last.id in hub.core.state.log:
-                await hub.changed.wait(1.0)
+            while last is not None:
+                if last.id in hub.core.state.log:
+                    await hub.changed.wait(1.0)
+                elif inode.puts and inode.puts[0].first_at == last.first_at:
+                    last = inode.puts[0]  # replaced unsent (R4b): durable with its successor
+                else:
+                    break
         finally:
             hub.waiting_for_durable -= 1
         if inode.held:
@@ -350,8 +383,9 @@ class Absorb:
                     self.hub.staging.touch(blob)
                 return self.hub.staging.read_plain(blob, offset, size)
             if blob is not None and blob.present is None:
-                return await self.hub.staging.read_mixed(blob, offset, size)
-            found = await self.fetcher.read(inode, offset, size)
+                found = await self.hub.staging.read_mixed(blob, offset, size)
+            else:
+                found = await self.fetcher.read(inode, offset, size)
             if found is not None:
                 return found
             size = min(size, inode.size - offset)

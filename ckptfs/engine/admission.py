@@ -14,7 +14,7 @@ from ckptfs.core import EntryKind
 from ckptfs.engine.hub import Hub
 from ckptfs.staging import EXTENT
 from ckptfs.staging.area import MARGIN
-from ckptfs.tiers.base import TierError
+from ckptfs.tiers.base import TierError, Trouble
 
 log = logging.getLogger("ckptfs")
 
@@ -31,7 +31,7 @@ SIP = 4096
 RESERVE = MARGIN // 2
 """How far short writes may exceed the budget together; the staging tmpfs has the room."""
 
-FIRM_PATIENCE_S = 20.0
+FIRM_PATIENCE_S = 5.0
 """How long a write that can't be refused without losing mapped stores waits when nothing can free room."""
 
 SPILL_PARALLEL = 4
@@ -45,6 +45,8 @@ class Admission:
         self.hub = hub
         self.limit = hub.config.cache_size
         self.headroom = min(hub.config.cache_size // 8, 64 << 20)
+        self._wanted: list[int] = []
+        """Sizes that are being waited for."""
         self._spilling = 0
         self._spill_wanted = trio.Event()
         self._spill_failed_at = 0.0
@@ -72,6 +74,7 @@ class Admission:
         counters = self.hub.counters
         started = last = time.monotonic()
         counters.writers_waiting += 1
+        self._wanted.append(size)
         self.hub.work.beat()
         try:
             while True:
@@ -82,8 +85,8 @@ class Admission:
                 waited = time.monotonic() - started
                 if not self._relief() and (interrupted is not None or waited > FIRM_PATIENCE_S):
                     log.error(
-                        "no space for %s: the cache of %d bytes is full of files still being written, and there"
-                        " is no room to spill; enlarge --cache-size or --spill-size",
+                        "no space for %s: the cache of %d bytes is full of files still being written, and"
+                        " there is no room to spill; enlarge --cache-size or --spill-size",
                         os.fsdecode(path()), self.limit,
                     )  # fmt: skip
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -99,6 +102,7 @@ class Admission:
                         return sip
         finally:
             counters.writers_waiting -= 1
+            self._wanted.remove(size)
 
     async def admit_all(
         self,
@@ -124,7 +128,7 @@ class Admission:
                 break
             if e.kind == EntryKind.PUT:
                 blob = self.hub.staging.blobs.get(e.data)
-                if blob is not None and blob.ram:
+                if blob is not None and (blob.ram or blob.spilled):
                     sealed = True
                     break
         uploading = sealed and not stuck and self.hub.health.state == "up"
@@ -157,20 +161,27 @@ class Admission:
                 for _ in range(SPILL_PARALLEL):
                     nursery.start_soon(self._spill_lane)
 
+    def _goal(self) -> int:
+        """Spill until no more than this is used."""
+        sizes = (size for size in self._wanted if size <= self.limit)
+        return self.limit - max(self.headroom, max(sizes, default=0))
+
     async def _spill_lane(self) -> None:
         hub = self.hub
-        while hub.staging.used > self.limit - self.headroom and self._can_spill():
+        while hub.staging.used > self._goal() and self._can_spill():
             blob, extent = hub.staging.spill_candidates(1)[0]
             self._spilling += 1
             hub.staging.spill_started(blob, extent)
             ok = False
             try:
                 await hub.local("spill", blob.path, blob.spill_path, extent * EXTENT, EXTENT)
-                if not blob.dead:
+                if hub.staging.may_punch(blob):
                     hub.spilled_ids.add(blob.id)
                     hub.journal.add_spilled(blob.id, extent)
                     ok = True
             except TierError as e:
+                if e.trouble == Trouble.REDO:
+                    continue  # published or given up meanwhile: there is nothing to spill any more
                 self._spill_failed_at = time.monotonic()
                 log.warning("spilling to %s failed: %s", hub.config.spill_dir, e.message)
                 return

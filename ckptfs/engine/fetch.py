@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from ckptfs.core import Inode
+from ckptfs.core import Inode, Node
 from ckptfs.engine.hub import READING, Hub
 from ckptfs.staging import EXTENT, Blob
-from ckptfs.tiers.base import TierError, Trouble
+from ckptfs.tiers.base import Kind, TierError, Trouble
 
 if TYPE_CHECKING:
     from ckptfs.engine.admission import Admission
@@ -39,6 +39,7 @@ class Fetcher:
         self.admission = admission
         self.nursery = nursery
         self._next: dict[int, int] = {}
+        self._orphans: dict[int, _Orphan] = {}
 
     async def read(self, inode: Inode, offset: int, size: int) -> bytes | None:
         """Bytes of a file that is not (wholly) in staging. None: its content was exchanged meanwhile."""
@@ -112,7 +113,7 @@ class Fetcher:
         """Bytes to fetch at once, so that whole chunks can be checked."""
         if not blob.unit:
             unit = UNIT
-            node = inode.node
+            node = self._node(inode)
             if node is not None and node.present and inode.size > UNIT:
                 try:
                     digests = await self.hub.pool.call("digests", node.path(), node.token)
@@ -122,6 +123,45 @@ class Fetcher:
                     unit = -(-digests[0].length // EXTENT) * EXTENT
             blob.unit = unit
         return blob.unit
+
+    # -- open files whose names go away ----------------------------------------------------------
+
+    def orphan(self, inode: Inode) -> None:
+        """An open file is about to lose its name, and soon the tier its bytes: `rescue` brings them over."""
+        node = inode.node
+        if inode.kind == Kind.FILE and node is not None and node.present and not inode.dead:
+            self._orphans[inode.ino] = _Orphan(inode, node)
+
+    def forget(self, inode: Inode) -> None:
+        """Nobody has it open any more."""
+        self._next.pop(inode.ino, None)
+        orphan = self._orphans.pop(inode.ino, None)
+        if orphan is not None and orphan.blob is not None:
+            self.hub.staging.unuse(orphan.blob)
+
+    async def rescue(self) -> None:
+        """Before the tier replaces or removes anything: what is still read of it must be here."""
+        for orphan in list(self._orphans.values()):
+            if orphan.blob is None and orphan.inode.dead and not orphan.given_up:
+                await self._rescue(orphan)
+
+    async def _rescue(self, orphan: _Orphan) -> None:
+        inode = orphan.inode
+        blob = self._blob(inode)
+        blob.users += 1  # from now on not evicted either
+        orphan.blob = blob
+        try:
+            unit = await self._unit(inode, blob)
+            for u in range(-(-inode.size // unit)):
+                if blob.present is not None and not await self._fetch(inode, blob, u):
+                    raise OSError(errno.ENOSPC, "the cache has no room")
+        except (OSError, _Exchanged) as e:
+            orphan.given_up = True
+            log.warning("an open file that lost its name may become unreadable: %s", e)
+
+    def _node(self, inode: Inode) -> Node | None:
+        orphan = self._orphans.get(inode.ino)
+        return orphan.node if orphan is not None and inode.dead else inode.node
 
     def _read_ahead(self, inode: Inode, blob: Blob, unit: int) -> None:
         for u in range(unit, unit + AHEAD_UNITS):
@@ -203,7 +243,7 @@ class Fetcher:
         the writer that needs them is `interrupted`."""
         tries = 0
         while True:
-            node = inode.node
+            node = self._node(inode)
             if node is None or not node.present:
                 raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
             moving = node.pending
@@ -250,6 +290,16 @@ class Fetcher:
         if not answer:
             raise OSError(errno.EINTR, os.strerror(errno.EINTR))
         return answer[0]
+
+
+class _Orphan:
+    """An open file without a name, the tier object of its bytes, and the staging that holds them now."""
+
+    def __init__(self, inode: Inode, node: Node) -> None:
+        self.inode = inode
+        self.node = node
+        self.blob: Blob | None = None
+        self.given_up = False
 
 
 class _Exchanged(Exception):

@@ -16,7 +16,7 @@ from ckptfs.config import Config
 from ckptfs.core import Core, Inode
 from ckptfs.flush.pool import WorkerDied, WorkerPool
 from ckptfs.journal.journal import Journal
-from ckptfs.staging import Staging
+from ckptfs.staging import Blob, Staging
 from ckptfs.tiers.base import TierError, Trouble
 
 log = logging.getLogger("ckptfs")
@@ -88,8 +88,8 @@ class Health:
 
     @property
     def error(self) -> str:
-        """What is wrong, empty when nothing is."""
-        return next(iter(self._errors.values()), "")
+        """What went wrong last, empty when nothing is wrong."""
+        return next(reversed(self._errors.values()), "")
 
     def up(self, what: str) -> None:
         """It did this."""
@@ -109,6 +109,7 @@ class Health:
         if not self._errors:
             log.warning("the tier does not answer: %s; retrying until it does", error.message)
             self.since = time.time()
+        self._errors.pop(what, None)
         self._errors[what] = error.message
 
 
@@ -169,6 +170,14 @@ class Hub:
                 self.spilled_ids.difference_update(rows)
             for data in freed:
                 self.staging.delete(data)
+
+    def make_dirty(self, blob: Blob) -> None:
+        """A blob is about to be written. What was spilled of it, and given up when it became clean, must
+        not count after a crash."""
+        if blob.clean and blob.id in self.spilled_ids:
+            self.journal.drop_data([blob.id])
+            self.spilled_ids.discard(blob.id)
+        self.staging.make_dirty(blob)
 
     def hurry(self) -> bool:
         """Whether to send without waiting out the settle time."""

@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import trio
 
@@ -21,13 +21,17 @@ log = logging.getLogger("ckptfs")
 class Publisher:
     """The one task that makes names appear on the tier and disappear from it."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, rescue: Callable[[], Awaitable[None]]) -> None:
         self.hub = hub
+        self._rescue = rescue
         self._tries = 0
         self.retry_at = 0.0
         self.stuck_removals: dict[int, tuple[Node, str, float]] = {}
         """Removals the tier refuses: node, message, and since when (seconds since the epoch)."""
         self._avoid: dict[int, float] = {}
+        self._seen: dict[int, float] = {}
+        """When removals (by node) were met first: they settle, since what is unlinked is often made again at
+        once, and its writer may be killed before it closes that (R6)."""
 
     async def run(self) -> None:
         """For ever."""
@@ -46,6 +50,7 @@ class Publisher:
 
     async def _apply(self, ops: Sequence[Op]) -> Outcome | None:
         """Hand a batch to the tier; None when the answer is not known."""
+        await self._rescue()
         try:
             outcome: Outcome = await self.hub.pool.call("apply", ops)
         except TierError as e:
@@ -134,7 +139,7 @@ class Publisher:
     async def _removals(self) -> bool:
         hub, order = self.hub, self.hub.core.order
         now = time.monotonic()
-        nodes, ops = order.next_removals(avoid={i for i, at in self._avoid.items() if at > now})
+        nodes, ops = order.next_removals(avoid=_Unsettled(self, now))
         if not nodes:
             return False
         outcome = await self._apply(ops)
@@ -162,6 +167,7 @@ class Publisher:
     def forget_removal(self, node: Node) -> None:
         """It is not stuck (any more)."""
         self._avoid.pop(node.id, None)
+        self._seen.pop(node.id, None)
         self.stuck_removals.pop(node.id, None)
 
     async def _attributes(self) -> bool:
@@ -188,3 +194,19 @@ class Publisher:
         if outcome.failed is not None and outcome.failed.trouble != Trouble.REFUSED:
             await self._refused(None, outcome.failed)
         return True
+
+
+class _Unsettled:
+    """The removals that must wait: refused a while ago, or not settled yet."""
+
+    def __init__(self, publisher: Publisher, now: float) -> None:
+        self._publisher = publisher
+        self._now = now
+        self._settle = 0.0 if publisher.hub.hurry() else publisher.hub.config.settle_time
+
+    def __contains__(self, node: object) -> bool:
+        assert isinstance(node, int)
+        p = self._publisher
+        if p._avoid.get(node, 0.0) > self._now:
+            return True
+        return self._now - p._seen.setdefault(node, self._now) < self._settle

@@ -19,7 +19,8 @@ async def recover(hub: Hub, is_stream: Callable[[bytes], bool], old_spills: Iter
     """Take over journal and staging. Returns the one line that says what was recovered, None for nothing."""
     core = hub.core
     spilled = hub.journal.spilled()
-    hub.spilled_ids = set(spilled)
+    hub.journal.drop_data(spilled.keys() - core.state.data_refs.keys())
+    hub.spilled_ids = spilled.keys() & core.state.data_refs.keys()
     missing = set(hub.staging.recover(core.state.data_refs, spilled, old_spills))
     for data in missing:
         log.error("staging file %d, or what was spilled of it, is missing", data)
@@ -47,8 +48,8 @@ async def recover(hub: Hub, is_stream: Callable[[bytes], bool], old_spills: Iter
     size = sum(e.length for e in puts)
     held = len(core.state.held_inodes)
     line = (
-        f"recovered {len(puts)} closed files ({size} bytes) and {len(core.state.log) - len(puts)} other steps to"
-        f" publish, in their order; {held} interrupted"
+        f"recovered {len(puts)} closed files ({size} bytes) and {len(core.state.log) - len(puts)} other steps"
+        f" to publish, in their order; {held} interrupted"
     )
     for inode in interrupted:
         log.warning("%s was open when the daemon died: interrupted", os.fsdecode(inode.path()))
@@ -59,11 +60,15 @@ async def recover(hub: Hub, is_stream: Callable[[bytes], bool], old_spills: Iter
     return line
 
 
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
 async def _check_after_reboot(hub: Hub) -> int:
     """Durable staging only: after a power loss, trust what matches its digests and nothing else."""
     if not hub.durable_staging:
         return 0
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    boot = _boot_id()
     before = hub.journal.get("boot_id")
     hub.journal.set("boot_id", boot)
     if before in (None, boot):

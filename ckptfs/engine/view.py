@@ -24,6 +24,11 @@ PATIENCE_S = 1.0
 (a hard NFS mount without its server) is not waited for again before it has answered."""
 
 
+START_S = 5.0
+START_DIRS = 200
+"""How long, and at how many directories, to look when mounting."""
+
+
 class _Question:
     """One that the tier has not answered yet."""
 
@@ -54,6 +59,19 @@ class View:
         """A directory was made here: all of its names are known, whether the tier answers or not."""
         self._listed.setdefault(dir.ino, -1e9)
 
+    async def get_acquainted(self) -> None:
+        """At the start: look at the root, and begin to look at the directories that the journal knows, so
+        that their names are known in case the tier hangs later."""
+        state = self.hub.core.state
+        with trio.move_on_after(START_S):
+            await self.refresh(state.root)
+        dirs = [i for i in state.inodes.values() if i.kind == Kind.DIR and self._on_tier(i)]
+        self.nursery.start_soon(self._look_ahead, dirs[:START_DIRS])
+
+    async def _look_ahead(self, dirs: list[Inode]) -> None:
+        for dir in dirs:
+            await self.refresh(dir)
+
     async def lookup(self, dir: Inode, name: bytes) -> Inode | None:
         """The inode under a name, or None. Waits for the tier only when nothing is known."""
         child = dir.children.get(name)
@@ -83,6 +101,17 @@ class View:
         """Before a directory is judged empty."""
         if inode.kind == Kind.DIR:
             await self.refresh(inode, force=True)
+
+    def remaining(self, inode: Inode) -> float:
+        """How long the kernel may go by what it knows of the inode's name, in seconds (W2): not beyond the
+        attribute time-out since the tier was asked."""
+        dir, name = inode.parent, inode.name
+        if dir is None or name is None or not self._on_tier(dir):
+            return self.timeout
+        if inode.local or inode.pending or inode.node is None:
+            return self.timeout
+        asked = max(self._listed.get(dir.ino, -1e9), self._checked.get((dir.ino, name), -1e9))
+        return min(self.timeout, max(0.0, asked + self.timeout - time.monotonic()))
 
     def expire(self, dir: Inode) -> None:
         """Ask the tier again at the next look into this directory."""

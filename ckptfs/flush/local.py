@@ -30,10 +30,14 @@ def _open_target(path: str) -> int:
 
 
 def _make_empty(fd: int, offset: int, length: int) -> None:
-    """Let the range read as zeros, freeing what it held, and the file reach to its end."""
+    """Let the range read as zeros, freeing what it held, and the file reach to its end.
+
+    Others may be writing other ranges and the file's end at this moment: ftruncate(2) could cut off what
+    they have just written.
+    """
     end = offset + length
     if os.fstat(fd).st_size < end:
-        os.ftruncate(fd, end)
+        write_all(fd, _ZEROS[:1], end - 1)
     for start, stop, is_data in data_ranges(fd, offset, end):
         if is_data and not punch_hole(fd, start, stop - start):
             for at in range(start, stop, len(_ZEROS)):
@@ -70,13 +74,14 @@ def spill(ram_path: str, spill_path: str, offset: int, length: int, durable: boo
             size = os.stat(ram_path).st_size
         except FileNotFoundError as exc:
             raise TierError(Trouble.REDO, f"staging file {ram_path} is gone", errno.ENOENT) from exc
-        length = min(length, size - offset)
+        extent, length = length, min(length, size - offset)
         if length <= 0:
             return 0
         fd = _open_target(spill_path)
         try:
-            # An earlier spill of the same extent may have left bytes where now is a hole.
-            _make_empty(fd, offset, length)
+            # An earlier spill of the same extent may have left bytes where now is a hole. All of the
+            # extent exists in the spill file, since the staging file may grow later.
+            _make_empty(fd, offset, extent)
             behind = WriteBehind(fd, offset)
             _, written = copy_window(Source(ram_path, offset, length), fd, offset, behind)
             behind.finish(durable)

@@ -181,6 +181,8 @@ class Files(pyfuse3.Operations):
         handle = self.files.pop(fh)
         inode = handle.inode
         inode.opens -= 1
+        if inode.opens == 0:
+            self.absorb.fetcher.forget(inode)
         if handle.writes:
             inode.writers -= 1
             if handle.killed and inode.unsealed is Unsealed.REWRITTEN and self._may_interrupt(inode):

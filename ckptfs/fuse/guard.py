@@ -18,7 +18,8 @@ T = TypeVar("T", bound=type)
 HANDLERS = (
     "lookup", "forget", "getattr", "setattr", "readlink", "mknod", "mkdir", "unlink", "rmdir", "symlink",
     "rename", "link", "open", "read", "write", "flush", "release", "fsync", "opendir", "readdir",
-    "releasedir", "fsyncdir", "statfs", "setxattr", "getxattr", "listxattr", "removexattr", "access", "create",
+    "releasedir", "fsyncdir", "statfs", "setxattr", "getxattr", "listxattr", "removexattr", "access",
+    "create",
 )  # fmt: skip
 
 

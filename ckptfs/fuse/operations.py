@@ -54,7 +54,8 @@ class Operations(Files):
         a = EntryAttributes()
         a.st_ino = InodeT(inode.ino)
         a.generation = 0
-        a.entry_timeout = a.attr_timeout = self._timeout
+        a.entry_timeout = self.view.remaining(inode)
+        a.attr_timeout = self._timeout
         a.st_mode = ModeT(FORMATS[inode.kind] | inode.mode)
         # Directories say 1, "not counted", as btrfs does.
         a.st_nlink = 0 if inode.dead else 1
@@ -184,10 +185,17 @@ class Operations(Files):
 
     async def unlink(self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext) -> None:
         dir = await self._room_for(parent_inode, name)
+        self._going(dir, name)
         self.hub.core.names.unlink(dir, name, clock.now())
         self.hub.commit()
         self.hub.work.beat()
         self.hub.changed.beat()
+
+    def _going(self, dir: Inode, name: bytes) -> None:
+        """A name is about to be taken from a file that may be open."""
+        target = dir.children.get(name)
+        if target is not None and target.opens:
+            self.absorb.fetcher.orphan(target)
 
     async def rmdir(self, parent_inode: InodeT, name: FileNameT, ctx: pyfuse3.RequestContext) -> None:
         dir = await self._room_for(parent_inode, name)
@@ -214,6 +222,7 @@ class Operations(Files):
         old = await self._room_for(parent_inode_old, name_old)
         new = await self._room_for(parent_inode_new, name_new)
         await self._look_inside(new, name_new)
+        self._going(new, name_new)
         self.hub.core.names.rename(old, name_old, new, name_new, flags, clock.now())
         self.hub.commit()
         self.hub.work.beat()

@@ -8,7 +8,6 @@ import logging
 import os
 import resource
 import subprocess
-import tempfile
 from collections.abc import Callable
 
 import pyfuse3
@@ -134,7 +133,7 @@ class FuseSession:
             log.debug("invalidation of inode %d: %s", ino, e)
 
     async def _raise_background_limit(self) -> None:
-        """Through a private mount of fusectl (root only; without it the kernel's default stays)."""
+        """Through a fusectl of our own (root only; without it the kernel's default stays)."""
         if os.geteuid() != 0:
             return
         await trio.to_thread.run_sync(self._write_background_limit)
@@ -142,24 +141,43 @@ class FuseSession:
     def _write_background_limit(self) -> None:
         try:
             minor = os.minor(os.stat(self.mountpoint).st_dev)
+            fusectl = _unattached_mount(b"fusectl")
         except OSError as e:
             log.debug("max_background stays as it is: %s", e)
             return
-        libc = ctypes.CDLL(None, use_errno=True)
-        with tempfile.TemporaryDirectory(prefix="ckptfs-fusectl-") as where:
-            target = where.encode()
-            if libc.mount(b"fusectl", target, b"fusectl", 0, None):
-                log.debug("fusectl can't be mounted: %s", os.strerror(ctypes.get_errno()))
-                return
-            try:
-                for name, value in (
-                    ("max_background", MAX_BACKGROUND),
-                    ("congestion_threshold", MAX_BACKGROUND),
-                ):
-                    with contextlib.suppress(OSError), open(f"{where}/{minor}/{name}", "w") as f:
-                        f.write(str(value))
-            finally:
-                libc.umount2(target, 2)
+        try:
+            for name, value in (("max_background", MAX_BACKGROUND), ("congestion_threshold", MAX_BACKGROUND)):
+                with contextlib.suppress(OSError):
+                    fd = os.open(f"{minor}/{name}", os.O_WRONLY | os.O_CLOEXEC, dir_fd=fusectl)
+                    try:
+                        os.write(fd, str(value).encode())
+                    finally:
+                        os.close(fd)
+        finally:
+            os.close(fusectl)
+
+
+FSOPEN, FSCONFIG, FSMOUNT = 430, 431, 432
+"""System call numbers, the same on all architectures (Linux 5.2)."""
+FSCONFIG_CMD_CREATE = 6
+
+
+def _unattached_mount(kind: bytes) -> int:
+    """A file system mounted nowhere: a descriptor of its root, and nothing is left when we are killed."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(number: int, *args: object) -> int:
+        result = libc.syscall(number, *args)
+        if result < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return int(result)
+
+    context = call(FSOPEN, kind, 1)
+    try:
+        call(FSCONFIG, context, FSCONFIG_CMD_CREATE, None, None, 0)
+        return call(FSMOUNT, context, 1, 0)
+    finally:
+        os.close(context)
 
 
 def _raise_file_limit() -> None:

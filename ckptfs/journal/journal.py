@@ -21,7 +21,7 @@ TABLES = {
     "inodes": "ino INTEGER PRIMARY KEY, kind, parent, name BLOB, mode, uid, gid, atime_ns, mtime_ns,"
     " ctime_ns, size, target BLOB, node, data, unsealed, close_mark, held, held_at, attr_dirty, xattrs",
     "nodes": "id INTEGER PRIMARY KEY, kind, parent, name BLOB, present, token, ident, inode, dead_pos,"
-    " held_by",
+    " held_by, setting",
     "entries": "id INTEGER PRIMARY KEY, kind, pos, inode, node, dir, name BLOB, frozen, stuck, stuck_at,"
     " data, length, mtime_ns, atime_ns, sealed_at, first_at, chunk, handle, ident",
     "sent": "entry INTEGER, offset INTEGER, length, xxh3 BLOB, PRIMARY KEY (entry, offset)",
@@ -43,6 +43,7 @@ def _insert(table: str, columns: int) -> str:
 
 
 _INSERTS = {name: _insert(name, _columns(spec)) for name, spec in TABLES.items()}
+_SHIFT = "UPDATE entries SET pos=pos+? WHERE pos>=? AND pos<=? AND id NOT IN (SELECT value FROM json_each(?))"
 
 
 class Journal:
@@ -99,24 +100,24 @@ class Journal:
 
     def commit(self, c: Changes) -> None:
         """Write one transaction."""
-        work: list[tuple[str, list[Row]]] = []
-        for table, key, gone in (
-            ("inodes", "ino", c.gone_inodes),
-            ("nodes", "id", c.gone_nodes),
-            ("entries", "id", c.gone_entries),
-            ("sent", "entry", c.gone_entries),
-            ("sent", "entry", c.unsent),
-        ):
-            if gone:
-                work.append((f"DELETE FROM {table} WHERE {key}=?", [(i,) for i in gone]))
-        for table, new in (
-            ("inodes", c.inodes),
-            ("nodes", c.nodes),
-            ("entries", c.entries),
-            ("sent", c.sent),
-        ):
-            if new:
-                work.append((_INSERTS[table], new))
+        work: list[tuple[str, list[Row]]] = [(_SHIFT, [row]) for row in c.shifted]
+        if c.gone_inodes:
+            work.append(("DELETE FROM inodes WHERE ino=?", [(i,) for i in c.gone_inodes]))
+        if c.gone_nodes:
+            work.append(("DELETE FROM nodes WHERE id=?", [(i,) for i in c.gone_nodes]))
+        if c.gone_entries:
+            gone = [(i,) for i in c.gone_entries]
+            work += [("DELETE FROM entries WHERE id=?", gone), ("DELETE FROM sent WHERE entry=?", gone)]
+        if c.unsent:
+            work.append(("DELETE FROM sent WHERE entry=?", [(i,) for i in c.unsent]))
+        if c.inodes:
+            work.append((_INSERTS["inodes"], c.inodes))
+        if c.nodes:
+            work.append((_INSERTS["nodes"], c.nodes))
+        if c.entries:
+            work.append((_INSERTS["entries"], c.entries))
+        if c.sent:
+            work.append((_INSERTS["sent"], c.sent))
         if c.moved:
             work.append(("UPDATE entries SET pos=? WHERE id=?", c.moved))
         if c.last_id:
@@ -134,7 +135,8 @@ class Journal:
                     db.executemany(sql, rows)
             db.execute("COMMIT")
         except BaseException:
-            db.execute("ROLLBACK")
+            if db.in_transaction:  # SQLite has rolled back itself when the disk is full
+                db.execute("ROLLBACK")
             raise
 
     # -- staging's own rows --------------------------------------------------------------------

@@ -22,7 +22,7 @@ class Blob:
 
     __slots__ = (
         "busy", "clean", "dead", "fd", "fetching", "id", "path", "pins", "present", "ram", "settling", "size",
-        "spill_fd", "spill_path", "spilled", "unit", "users",
+        "spill_fd", "spill_made", "spill_path", "spilled", "unit", "users",
     )  # fmt: skip
 
     def __init__(self, id: int, path: str, spill_path: str) -> None:
@@ -31,6 +31,8 @@ class Blob:
         self.spill_path = spill_path
         self.fd = -1
         self.spill_fd = -1
+        self.spill_made = False
+        """The spill file may exist (empty while `spilled` is)."""
         self.users = 0
         self.ram = 0
         self.size = 0

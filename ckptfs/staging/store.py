@@ -90,6 +90,7 @@ class Staging:
             blob = self._blob(id, self.data_dir)
             blob.spilled = set(spilled.get(id, ()))
             blob.spill_path = found.get(id, blob.spill_path)
+            blob.spill_made = id in found
             self.spilled_bytes += len(blob.spilled) * EXTENT
             st = path.stat()
             blob.size = st.st_size
@@ -113,6 +114,10 @@ class Staging:
             blob.fd = os.open(blob.path, os.O_RDWR | os.O_CLOEXEC)
             self._opened(blob)
         return blob.fd
+
+    def descriptors(self, blob: Blob) -> list[int]:
+        """Descriptors of all files that hold the blob's bytes; hold `users` while they are in use."""
+        return [self.open(blob), self._spill_fd(blob)] if blob.spilled else [self.open(blob)]
 
     def _opened(self, blob: Blob) -> None:
         self._fds[blob.id] = blob
@@ -147,14 +152,18 @@ class Staging:
         self._close(blob)
         os.unlink(blob.path)
         self._drop_spill(blob)
+        if blob.spill_made:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(blob.spill_path)
         self._account(blob, 0)
 
     def _drop_spill(self, blob: Blob) -> None:
+        """Give back what the spill file occupies. The file stays: descriptors of it are in use."""
         if blob.spilled:
             self.spilled_bytes -= len(blob.spilled) * EXTENT
             blob.spilled = set()
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(blob.spill_path)
+                os.truncate(blob.spill_path, 0)
 
     # -- accounting --------------------------------------------------------------------------
 
@@ -167,6 +176,10 @@ class Staging:
                 self.dirty_ram += delta
             if delta < 0:
                 self.freed()
+
+    def expect(self, blob: Blob, ram: int) -> None:
+        """Count what a blob is about to occupy, until `measure` sees what it does."""
+        self._account(blob, ram)
 
     def measure(self, blob: Blob) -> None:
         """Look up what the blob occupies, after something else has written to it."""
@@ -197,6 +210,8 @@ class Staging:
         extent = offset // EXTENT
         while extent in blob.busy:
             await blob.busy[extent].wait()
+        if blob.dead:
+            return 0
         piece = buf[: min(len(buf), (extent + 1) * EXTENT - offset)]
         if extent not in blob.spilled:
             return self.write_plain(blob, offset, piece)
@@ -215,8 +230,8 @@ class Staging:
         """Read from a blob that is `plain` (or where the range is present and in RAM)."""
         return os.pread(blob.fd if blob.fd >= 0 else self.open(blob), length, offset)
 
-    async def read_mixed(self, blob: Blob, offset: int, length: int) -> bytes:
-        """Read from a blob with spilled extents."""
+    async def read_mixed(self, blob: Blob, offset: int, length: int) -> bytes | None:
+        """Read from a blob with spilled extents. None: they were given up meanwhile, look again."""
         parts: list[bytes] = []
         blob.users += 1
         try:
@@ -225,6 +240,8 @@ class Staging:
                 n = min(length, (extent + 1) * EXTENT - offset)
                 if extent in blob.spilled:
                     part = await trio.to_thread.run_sync(os.pread, self._spill_fd(blob), n, offset)
+                    if extent not in blob.spilled:
+                        return None
                     part = part.ljust(min(n, max(0, blob.size - offset)), b"\0")
                 else:
                     part = os.pread(self.open(blob), n, offset)
@@ -246,6 +263,7 @@ class Staging:
         os.ftruncate(self.open(blob), size)
         if blob.spilled and size < blob.size:
             os.ftruncate(self._spill_fd(blob), size)
+            os.ftruncate(self._spill_fd(blob), max(size, (max(blob.spilled) + 1) * EXTENT))
         blob.size = size
         self.measure(blob)
 
@@ -369,17 +387,21 @@ class Staging:
         """The extent is being copied: writers to it wait."""
         blob.busy[extent] = trio.Event()
         blob.users += 1
+        blob.spill_made = True
+
+    @staticmethod
+    def may_punch(blob: Blob) -> bool:
+        """Whether a finished copy may take the extent's place now: a worker that reads the blob looks for
+        it in RAM, and so does the cache that a published blob has become."""
+        return not blob.dead and not blob.clean and not blob.pins
 
     def spill_done(self, blob: Blob, extent: int, ok: bool) -> None:
         """The copy is there and journaled (or not): give the RAM back."""
-        if ok and not blob.dead:
+        if ok:
             blob.spilled.add(extent)
             self.spilled_bytes += EXTENT
             punch(self.open(blob), extent * EXTENT, EXTENT)
             self.measure(blob)
-        elif not blob.spilled:
-            with contextlib.suppress(OSError):
-                os.unlink(blob.spill_path)
         blob.busy.pop(extent).set()
         self.unuse(blob)
 

@@ -303,7 +303,7 @@ class _Batch:
                 if now.st_mode & 0o200 == 0 and os.geteuid() != 0:
                     set_mode(target, 0o600)  # attributes of a file one may not write cannot be set
                 file_records.refresh(self._root_fd, target, old, now)
-            set_mode(target, mode_for(op.attrs, owned, now))
+            set_mode(target, mode_for(op.attrs, owned, now, st.st_ino in self._dirs.made))
             self._sync_inode(fd, target)
         finally:
             os.close(fd)

@@ -30,13 +30,14 @@ def set_owner(target: int | bytes | str, attrs: Attrs, dir_fd: int | None = None
     return True
 
 
-def mode_for(attrs: Attrs, owned: bool, now: os.stat_result) -> int:
+def mode_for(attrs: Attrs, owned: bool, now: os.stat_result, made: bool = False) -> int:
     """The mode to set: without set-id bits when the owner is not the wanted one, and with the
-    setgid bit a directory inherited (it belongs to the tier's own set-up)."""
+    setgid bit that a directory `made` just now inherited, or one whose owner is not the wanted one
+    (it belongs to the tier's own set-up)."""
     mode = attrs.mode & 0o7777
     if not owned and (now.st_uid, now.st_gid) != (attrs.uid, attrs.gid):
         mode &= 0o1777
-    if stat.S_ISDIR(now.st_mode):
+    if stat.S_ISDIR(now.st_mode) and (made or not owned):
         mode |= now.st_mode & stat.S_ISGID
     return mode
 

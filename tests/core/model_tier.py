@@ -285,7 +285,9 @@ class ModelTier:
         there = self.at(op.path)
         if there is None:
             return Applied()
-        again = op.expected is not None and op.expected.split(".")[0] == there.ident and there.attrs == op.attrs
+        again = (
+            op.expected is not None and op.expected.split(".")[0] == there.ident and there.attrs == op.attrs
+        )
         if there.kind != op.kind or (there.kind != Kind.DIR and there.token != op.expected and not again):
             return Applied(conflict=True)
         if there.attrs != op.attrs:

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ckptfs.tiers.base import Kind
 
-from .world import Crash, RefDir, RefFile, World
+from .world import Crash, RefDir, World
 
 T = TypeVar("T")
 NAMES = [b"a", b"b", b"c", b"latest", b"x.log"]
@@ -62,7 +62,13 @@ class OrderMachine(RuleBasedStateMachine):
 
     # -- files -------------------------------------------------------------------------------
 
-    @rule(d=pick, n=name, cells=st.integers(0, 3), end=st.sampled_from(["close", "close", "open", "kill"]), die=dies)
+    @rule(
+        d=pick,
+        n=name,
+        cells=st.integers(0, 3),
+        end=st.sampled_from(["close", "close", "open", "kill"]),
+        die=dies,
+    )
     def save(self, d: int, n: bytes, cells: int, end: str, die: bool) -> None:
         """Create or rewrite a file, as torch.save does."""
         w = self.w

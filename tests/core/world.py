@@ -15,15 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from ckptfs.core import ROOT, Core, Entry, EntryKind, Inode
+from ckptfs.core import state as core_state
 from ckptfs.core.content import MIB
-from ckptfs.core.plan import Begin, Chunk, Job, Small
+from ckptfs.core.plan import Begin, Job, Small
 from ckptfs.core.state import entry_row, inode_row, load, node_row
 from ckptfs.journal.journal import Journal
-from ckptfs.tiers.base import Applied, Attrs, Failed, Found, Kind, Op, Remove, Trouble
+from ckptfs.tiers.base import Applied, Attrs, Failed, Found, Kind, Move, Op, Remove, Trouble
 
 from .model_tier import Cells, ModelTier, xxh3
 
 ROOT_ATTRS = Attrs(0o755, 0, 0, 0, 0)
+core_state.MANY = 3  # so that small models see common moves too
 
 
 def is_stream(name: bytes) -> bool:
@@ -255,7 +257,7 @@ class World:
             # Maybe applied and not answered: readers look again until the answer is there.
             obj = next((o for o in self.tier.visible().values() if o.ident == inode.node.ident), None)
         assert obj is not None, f"{inode}: the tier has nothing at {path!r}"
-        assert obj.token == inode.node.token, f"{inode}: the tier's {path!r} is another one"
+        assert obj.ident == inode.node.ident, f"{inode}: the tier's {path!r} is another one"
         return obj.cells
 
     def writable(self, handle: Handle) -> bool:
@@ -265,7 +267,7 @@ class World:
             return True
         path = self.core.tier.tier_path(inode)
         obj = None if path is None else self.tier.at(path)
-        return obj is not None and inode.node is not None and obj.token == inode.node.token
+        return obj is not None and inode.node is not None and obj.ident == inode.node.ident
 
     def write(self, handle: Handle, at: int, count: int) -> None:
         """pwrite of `count` cells at cell `at`."""
@@ -378,6 +380,7 @@ class World:
         file = self.ref_dir(parent).children.pop(name)
         assert isinstance(file, RefFile)
         self._drop_ref(file)
+        self._record_history()
 
     def mkdir(self, path: bytes, *, crash: bool = False) -> None:
         parent, name = split(path)
@@ -401,6 +404,7 @@ class World:
         version = "L:" + target.decode()
         file = RefFile(target=target, mode=0o777, sealed=version, puts=[version])
         self.ref_dir(parent).children[name] = file
+        self._record_history()
 
     def rename(self, src: bytes, dst: bytes, *, crash: bool = False) -> None:
         """Raises `OSError` as the core does; the reference has checked that it must not (or must)."""
@@ -411,11 +415,14 @@ class World:
         node = self.node(src)
         shown = {o.version for o in self.tier.visible().values()}
         live = [version_of(e) for e in inode.puts if not e.frozen]
+        frozen = {version_of(e) for e in inode.puts if e.frozen}
         before = {v: e.pos for v, e in self.pending().items()}
         with self.syscall(crash):
             self.core.names.rename(
                 self.inode(src_parent), src_name, self.inode(dst_parent), dst_name, 0, self.now
             )
+        late = [v for v, e in self.pending().items() if before.get(v) != e.pos]
+        self._forget_history(set(late))
         old = self.ref_dir(dst_parent).children.get(dst_name)
         del self.ref_dir(src_parent).children[src_name]
         self.ref_dir(dst_parent).children[dst_name] = node
@@ -423,7 +430,7 @@ class World:
             waiting = (node.unsealed or node.held) and not live
             if waiting:
                 # R6: it takes effect at the seal; until then the tier keeps what it has.
-                node.shadows |= shown & {*node.puts, node.sealed}
+                node.shadows |= (shown | frozen) & {*node.puts, node.sealed}
                 node.covers.clear()
                 node.sealed = None
             elif live:
@@ -436,9 +443,9 @@ class World:
                 self._drop_ref(old, node if waiting else None)
         else:
             # R4a: what was not applied comes to the rename's position, one after the other.
-            late = [v for v, e in self.pending().items() if not e.frozen and before.get(v) != e.pos]
             for n in range(len(late)):
                 self._record_history(without=set(late[n:]))
+        self._record_history()
 
     def chmod(self, path: bytes, mode: int, *, crash: bool = False) -> None:
         with self.syscall(crash):
@@ -464,6 +471,8 @@ class World:
         with self.syscall():
             revert = self.core.content.discard(inode)
             assert (revert is not None) == bool(pending)
+            if revert is not None and revert.data:
+                del self.staging[revert.data][revert.length // MIB :]
         if revert is not None:
             file.sealed = pending[-1]
             if file.target is None:
@@ -604,12 +613,13 @@ class World:
             there = self.tier.at(op.path)
             if there is not None and there.kind != Kind.DIR and there.token == op.expected:
                 self._check_removal(there.version, op.path)
-        if isinstance(op, Remove) and kind == "forced":
-            there = self.tier.at(op.path)
-            if there is not None:
-                for file in self.walk().values():
-                    if isinstance(file, RefFile):
-                        file.shadows.discard(there.version)
+        if kind == "forced" or (kind == "batch" and not self.tier.is_done(op)):
+            # A name that is used again: what is there goes, R6 or not.
+            there = self.tier.at(op.dst if isinstance(op, Move) else op.path)
+            for file in self.walk().values() if there is not None else ():
+                if isinstance(file, RefFile) and there is not None:
+                    file.shadows.discard(there.version)
+            if there is not None and kind == "forced":
                 self.alien_gone.add(there.version)
         return self.tier.apply(op)
 
@@ -711,6 +721,8 @@ class World:
                 node = nxt
             else:
                 assert node.inode is not None
+                if self.core.order.in_motion(node):
+                    continue
                 child = node.inode.children.get(name)
                 known = node.children.get(name)
                 hidden = known is not None and (known.dead_pos or known.pending)
@@ -755,8 +767,9 @@ class World:
             for name, child in node.children.items():
                 self._may_vanish(path + b"/" + name, child)
             return
-        assert not node.unsealed and not node.held, f"the local {path!r} was taken"
-        if not self.lenient:
+        assert not node.unsealed, f"the local {path!r} was taken"
+        assert not node.held, f"the local {path!r} was taken"
+        if not self.lenient and node.sealed not in self.foreign:
             assert node.sealed in self.alien_gone, f"{path!r} was taken, which others did not touch"
         for handle in self.handles:
             if handle.file is node:
@@ -805,7 +818,9 @@ class World:
         sealed, interrupted = self.core.content.recover(staged, is_stream, self.now)
         refs = {p: n for p, n in self.walk().items() if isinstance(n, RefFile)}
         by_ino = {self._try_inode(p): p for p in refs}
-        expect_sealed = {p for p, f in refs.items() if f.unsealed and not f.held and (f.closed or is_stream(p))}
+        expect_sealed = {
+            p for p, f in refs.items() if f.unsealed and not f.held and (f.closed or is_stream(p))
+        }
         assert {by_ino[i.ino] for i in sealed} == expect_sealed
         for inode in sealed:
             file = refs[by_ino[inode.ino]]
@@ -938,7 +953,7 @@ class World:
                 assert n.parent.id in s.nodes, f"{n}: its directory is gone"
                 assert n.parent.present
             if not n.present:
-                assert n.pending or (n.kind == Kind.DIR and n.inode is not None), f"{n} leaked"
+                assert n.pending, f"{n} leaked"
             for child in n.children.values():
                 assert child.parent is n
                 assert s.nodes.get(child.id) is child
@@ -1016,6 +1031,16 @@ class World:
                 self.first.setdefault(pair, index)
                 self.born.setdefault(pair[1], index)
 
+    def _forget_history(self, moved: set[str]) -> None:
+        """R4a: a PUT that moved was never at its old position, even if it gets its old name again."""
+        if moved:
+            for view in self.history:
+                for path in [p for p, v in view.items() if v in moved]:
+                    del view[path]
+            self.first = {pair: k for pair, k in self.first.items() if pair[1] not in moved}
+            for version in moved:
+                self.born.pop(version, None)
+
     def _check_tier(self) -> None:
         visible = {p: o for p, o in self.tier.visible().items() if o.kind != Kind.DIR}
         for path, obj in visible.items():
@@ -1035,7 +1060,7 @@ class World:
             if not file.unsealed and not file.held and file.sealed in self.applied:
                 file.shadows.clear()
                 file.covers.clear()
-            for version in (file.shadows | file.covers) - self.alien_gone:
+            for version in ((file.shadows & self.applied) | file.covers) - self.alien_gone:
                 assert version in shown, f"R6: {path!r} is not published and the old {version} is gone"
         kept = set()
         for obj in self.tier.conflicts:
@@ -1101,7 +1126,8 @@ class World:
             mount: dict[bytes, tuple[Kind, Cells, bytes]] = {}
             for path, node in self.walk().items():
                 if isinstance(node, RefDir):
-                    if path in tier or self.inode(path).node is not None:
+                    on_tier = self.inode(path).node
+                    if path in tier or (on_tier is not None and on_tier.present):  # else it was skipped
                         mount[path] = (Kind.DIR, (), b"")
                 elif node.target is not None:
                     mount[path] = (Kind.LINK, (), node.target)

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.crash.content import LINE, judge_file, line
@@ -78,7 +78,9 @@ class Campaign:
     def check(self) -> None:
         """Nobody has complained so far."""
         for run, model in self.models().items():
-            assert not model.failed, f"{run} got an error (seed {self.seed}): {model.failed}\n{self.mount.log()}"
+            assert not model.failed, (
+                f"{run} got an error (seed {self.seed}): {model.failed}\n{self.mount.log()}"
+            )
         with contextlib.suppress(FileNotFoundError):
             text = (self.control / "violations").read_text()
             raise AssertionError(f"seed {self.seed}: {text}\nkills: {self.kills}\n{self.mount.log()[-6000:]}")
@@ -165,6 +167,17 @@ class Campaign:
         wait_for(lambda: not any(alive(v) for v in victims), "the end of the killed")
         return what
 
+    @contextlib.contextmanager
+    def tier_away(self) -> Iterator[None]:
+        """The tier's directory is gone meanwhile; back, and noticed, afterwards."""
+        away = self.mount.tier.with_name("away")
+        os.rename(self.mount.tier, away)
+        time.sleep(self.rng.random())
+        yield
+        time.sleep(self.rng.random() * 0.5)
+        os.rename(away, self.mount.tier)
+        wait_for(lambda: self.mount.status()["tier"]["state"] == "up", "status to say that the tier is up")
+
     @staticmethod
     def signal(pid: int, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -181,7 +194,9 @@ class Campaign:
     def waiting(self, run: str) -> bool:
         notes = self.logs[run].read().notes
         assert self.processes[run].poll() is None, (
-            (self.control / f"{run}.out").read_text() + f"seed {self.seed}, kills {self.kills}\n" + self.mount.log()
+            (self.control / f"{run}.out").read_text()
+            + f"seed {self.seed}, kills {self.kills}\n"
+            + self.mount.log()
         )
         return sum(n["note"] == "lost" for n in notes) > self.gone(run)
 
@@ -209,7 +224,7 @@ class Campaign:
     # -- judging -------------------------------------------------------------------------------
 
     def verify_mount(self) -> None:
-        """All that the logs say is finished is there, right; nothing else is; only doubtful names are held."""
+        """All that the logs call finished is there, right; nothing else is; only doubtful names are held."""
         held = {x["path"] for x in self.mount.status()["interrupted"]}
         for run, model in self.models().items():
             certain = model.certain()

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -22,6 +23,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/crash" in str(item.path) and not usable:
             item.add_marker(pytest.mark.skip(reason="needs /dev/fuse and root"))
+
+
+PATIENCE_S = 120.0
+"""A short test that takes longer than this hangs."""
 
 
 def processes_of(base: Path) -> list[int]:
@@ -51,11 +56,16 @@ def end(base: Path) -> None:
 
 
 @pytest.fixture
-def disk() -> Iterator[Path]:
+def disk(request: pytest.FixtureRequest) -> Iterator[Path]:
     """A directory on local disk, gone afterwards with everything that lives in it."""
     base = Path(tempfile.mkdtemp(prefix="ckptfs-crash-", dir="/var/tmp"))
     base.chmod(0o755)
+    # A call into a mount that does not answer can't be interrupted, but it ends with the daemon.
+    watchdog = threading.Timer(PATIENCE_S, end, [base])
+    if request.node.get_closest_marker("long") is None:
+        watchdog.start()
     yield base
+    watchdog.cancel()
     end(base)
     subprocess.run(["chattr", "-R", "-i", str(base)], check=False, capture_output=True)
     shutil.rmtree(base)

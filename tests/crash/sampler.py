@@ -20,7 +20,6 @@ from pathlib import Path
 from tests.crash.content import judge
 from tests.crash.oplog import Model, OpLogReader, Version
 
-
 Place = tuple[int, int]
 START: Place = (0, 0)
 
@@ -70,8 +69,13 @@ class Sampler:
             self.complain(f"TORN {name}: {st.st_size} bytes, inode {st.st_ino}")
         return True, version
 
-    def tier_is_there(self) -> bool:
-        return (self.tier / ".ckptfs" / "tier-id").exists()
+    def tier_state(self) -> int | None:
+        """Changes when the tier goes away or comes back; None while it is away."""
+        try:
+            os.stat(self.tier / ".ckptfs" / "tier-id")
+            return os.stat(self.tier).st_ctime_ns
+        except OSError:
+            return None
 
     def scan(self, run: str) -> dict[str, Version]:
         found: dict[str, Version] = {}
@@ -86,34 +90,45 @@ class Sampler:
         return found
 
     def round(self) -> None:
-        for run, log in self.logs.items():
-            here = self.tier_is_there()
+        for run in self.logs:
+            before = self.tier_state()
+            complaints: list[str] = []
             found = self.scan(run)
-            model = log.read()
-            if not (here and self.tier_is_there()):
-                continue  # an outage: there is nothing to see
-            newest, why = self.newest(run, model, found)
-            if newest > START:
-                must = [
-                    (name, b)
-                    for name, b in model.certain().items()
-                    if place(b.pos, b.version) <= newest and not os.path.basename(name).startswith("events.")
-                ]
-                missing = [(name, b) for name, b in must if self.look(name) != (True, b.version)]
-                if missing:
-                    # Unless the trainer has touched it since.
-                    still = log.read().certain()
-                    for name, b in missing:
-                        if still.get(name) == b:
-                            self.complain(
-                                f"ORDER {name} version {b.version} of step {b.pos} is not on the tier (there:"
-                                f" {self.look(name)}), but step {newest[0]} is: {why}"
-                            )
+            self.judge_run(run, found, complaints)
+            if before is not None and before == self.tier_state():  # else it was away: look again
+                self.seen[run] = found
+                for text in complaints:
+                    self.complain(text)
         self.rounds += 1
         (self.control / "rounds.new").write_text(str(self.rounds))
         os.replace(self.control / "rounds.new", self.control / "rounds")
 
-    def newest(self, run: str, model: Model, found: dict[str, Version]) -> tuple[Place, str]:
+    def judge_run(self, run: str, found: dict[str, Version], complaints: list[str]) -> None:
+        """R7 and R3 of what was just seen of one run."""
+        log = self.logs[run]
+        model = log.read()
+        newest, why = self.newest(run, model, found, complaints)
+        if newest == START:
+            return
+        must = [
+            (name, b)
+            for name, b in model.certain().items()
+            if place(b.pos, b.version) <= newest and not os.path.basename(name).startswith("events.")
+        ]
+        missing = [(name, b) for name, b in must if self.look(name) != (True, b.version)]
+        if not missing:
+            return
+        still = log.read().certain()  # the trainer may have touched it since
+        for name, b in missing:
+            if still.get(name) == b:
+                complaints.append(
+                    f"ORDER {name} version {b.version} of step {b.pos} is not on the tier (there:"
+                    f" {self.look(name)}), but step {newest[0]} is: {why}"
+                )
+
+    def newest(
+        self, run: str, model: Model, found: dict[str, Version], complaints: list[str]
+    ) -> tuple[Place, str]:
         """The last step that the tier shows signs of, and what shows it."""
         newest, why = START, ""
         for name, version in found.items():
@@ -121,12 +136,10 @@ class Sampler:
                 continue
             pos = model.bound.get((name, version))
             if pos is None:
-                self.complain(f"UNKNOWN {name} version {version} on the tier: never written")
-                continue
-            if place(pos, version) > newest:
+                complaints.append(f"UNKNOWN {name} version {version} on the tier: never written")
+            elif place(pos, version) > newest:
                 newest, why = place(pos, version), f"{name} version {version} is visible"
-        before = self.seen[run]
-        for name, version in before.items():
+        for name, version in self.seen[run].items():
             if name in found or os.path.basename(name).startswith("events."):
                 continue
             if self.look(name)[0]:
@@ -134,10 +147,9 @@ class Sampler:
                 continue
             pos = model.unbound.get((name, version))
             if pos is None:
-                self.complain(f"LOST {name} version {version} disappeared from the tier")
+                complaints.append(f"LOST {name} version {version} disappeared from the tier")
             elif place(pos, None) > newest:
                 newest, why = place(pos, None), f"{name} version {version} is gone"
-        self.seen[run] = found
         return newest, why
 
 

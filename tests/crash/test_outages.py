@@ -3,16 +3,18 @@ status says what is wrong, and afterwards everything arrives in order."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.crash.campaign import Campaign
-from tests.crash.conftest import QUICK
+from tests.crash.conftest import QUICK, processes_of
+from tests.crash.content import judge_file, make
 from tests.mounted.harness import Mount, wait_for
 
 SMALL = 2 << 20
@@ -24,7 +26,7 @@ def down(mount: Mount) -> str:
     return str(mount.status()["tier"]["error"])
 
 
-def work_goes_on(c: Campaign, steps: int = 25) -> None:
+def work_goes_on(c: Campaign, steps: int = 15) -> None:
     """The trainers do some more steps, without an error."""
     before = c.steps()
     wait_for(lambda: c.check() or c.steps() >= before + steps, "the trainers, who wait for the tier", 60)
@@ -51,14 +53,16 @@ def test_tier_directory_gone_for_a_while(campaign: Callable[..., Campaign]) -> N
     work_goes_on(c)
     c.mount.tier.mkdir()  # the empty mount point of an unmounted tier is not the tier
     work_goes_on(c)
-    assert "does not hold the tier" in down(c.mount)
+    wait_for(lambda: "does not hold the tier" in down(c.mount), "status to tell what is there instead")
     assert os.listdir(c.mount.tier) == []
     c.mount.tier.rmdir()
     os.rename(away, c.mount.tier)
     arrives(c)
 
 
-def test_tier_read_only_for_a_while(campaign: Callable[..., Campaign], new_mount: Callable[..., Mount]) -> None:
+def test_tier_read_only_for_a_while(
+    campaign: Callable[..., Campaign], new_mount: Callable[..., Mount]
+) -> None:
     mount = new_mount()
     run("mount", "--bind", mount.tier, mount.tier)
     mount.start(config=QUICK)
@@ -74,11 +78,7 @@ def test_tier_read_only_for_a_while(campaign: Callable[..., Campaign], new_mount
 
 def test_full_tier(campaign: Callable[..., Campaign], new_mount: Callable[..., Mount], disk: Path) -> None:
     mount = new_mount()
-    image = disk / "tier.img"
-    with open(image, "wb") as f:
-        f.truncate(220 << 20)
-    run("mkfs.ext4", "-q", "-m", "0", image)
-    run("mount", "-o", "loop", image, mount.tier)
+    on_image(disk, mount.tier, 220 << 20)
     filler = mount.tier / "filler"
     room = os.statvfs(mount.tier)
     run("fallocate", "-l", str(room.f_bavail * room.f_frsize - (6 << 20)), filler)
@@ -89,7 +89,6 @@ def test_full_tier(campaign: Callable[..., Campaign], new_mount: Callable[..., M
     work_goes_on(c)
     c.sampled()
     filler.unlink()
-    (mount.tier / "lost+found").rmdir()
     arrives(c)
 
 
@@ -180,7 +179,80 @@ def test_small_files_are_not_stuck_because_one_sent_with_them_is(new_mount: Call
     wait_for(lambda: (m.tier / "behind").exists(), "what is behind", 5)
 
 
-@pytest.mark.parametrize("what", ["new mount", "after a crash"])
+def on_image(disk: Path, where: Path, size: int) -> None:
+    """An ext4 of its own at `where`."""
+    image = disk / "tier.img"
+    with open(image, "wb") as f:
+        f.truncate(size)
+    run("mkfs.ext4", "-q", "-m", "0", image)
+    run("mount", "-o", "loop", image, where)
+    (where / "lost+found").rmdir()
+
+
+@contextlib.contextmanager
+def frozen(path: Path) -> Iterator[None]:
+    """Writing there hangs in the kernel meanwhile, as on a hard NFS mount without its server."""
+    run("fsfreeze", "-f", path)
+    try:
+        yield
+    finally:
+        run("fsfreeze", "-u", path)
+
+
+def test_tier_that_hangs(new_mount: Callable[..., Mount], disk: Path) -> None:
+    m = new_mount()
+    on_image(disk, m.tier, 100 << 20)
+    m.start(config=QUICK)
+    (m.point / "run").mkdir()
+    (m.point / "run" / "old").write_bytes(b"old")
+    m.wait()
+    with frozen(m.tier):
+        for i in range(20):
+            (m.point / "run" / f"f{i}").write_bytes(make("f", i, 100_000))
+            with open(m.point / "run" / f"f{i}", "r+b") as f:
+                f.write(make("f", 100 + i, 100_000))  # what may be on its way must be cloned first
+            assert len(os.listdir(m.point / "run")) == i + 2
+            assert (m.point / "run" / "old").read_bytes() == b"old"
+            time.sleep(0.05)
+        assert m.status()["pending"]["files"] >= 20
+        wait_for(lambda: "no answer" in (m.status()["tier"]["error"] or ""), "status to notice", 30)
+    m.wait()
+    assert [judge_file(m.tier / "run" / f"f{i}") for i in range(20)] == list(range(100, 120))
+    m.umount()
+
+
+@pytest.mark.long
+def test_mount_on_a_tier_that_hangs(new_mount: Callable[..., Mount], disk: Path) -> None:
+    m = new_mount()
+    on_image(disk, m.tier, 100 << 20)
+    m.start(config=QUICK)
+    (m.point / "old").write_bytes(b"old")
+    m.wait()
+    m.umount()
+    with frozen(m.tier):
+        refused = m.start(config=QUICK, check=False)
+        assert refused.returncode == 8
+        assert "no answer within" in refused.stderr
+    wait_for(lambda: not processes_of(m.base), "the workers that hung in the tier to end")
+    with frozen(m.tier):
+        m.start("--allow-tier-down", config=QUICK)
+        (m.point / "new").write_bytes(b"new")
+        assert "new" in os.listdir(m.point)
+        assert "no answer" in down(m)
+    wait_for(lambda: m.status()["tier"]["state"] == "up", "status to say that the tier is up")
+    wait_for(lambda: sorted(os.listdir(m.point)) == ["new", "old"], "what is on the tier")
+    m.wait()
+    with frozen(m.tier):
+        (m.point / "hangs").write_bytes(b"x" * 5_000_000)
+        wait_for(lambda: m.status()["files"], "the upload")
+        m.kill()
+    m.start()
+    assert (m.point / "hangs").read_bytes() == b"x" * 5_000_000
+    m.wait()
+    m.umount()
+
+
+@pytest.mark.parametrize("what", [pytest.param("new mount", marks=pytest.mark.long), "after a crash"])
 def test_mount_with_the_tier_down(
     what: str, campaign: Callable[..., Campaign], new_mount: Callable[..., Mount]
 ) -> None:

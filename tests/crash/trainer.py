@@ -102,7 +102,7 @@ class Trainer:
 
         def act() -> None:
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-            if not trunc:
+            if not trunc and not self.again:
                 with contextlib.suppress(FileNotFoundError):
                     os.unlink(self.at(name))
                 flags |= os.O_EXCL
@@ -336,4 +336,3 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-

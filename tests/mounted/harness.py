@@ -49,14 +49,18 @@ class Mount:
 
     # -- commands ----------------------------------------------------------------------------
 
-    def cli(self, *args: str | Path, check: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def cli(
+        self, *args: str | Path, check: bool = True, timeout: float = 120
+    ) -> subprocess.CompletedProcess[str]:
         """Run a ckptfs command in this mount's environment."""
         done = subprocess.run(
             [sys.executable, "-m", "ckptfs", *map(str, args)],
             env=self.env, capture_output=True, text=True, timeout=timeout, check=False,
         )  # fmt: skip
         if check and done.returncode:
-            raise AssertionError(f"ckptfs {args} exited {done.returncode}: {done.stdout}{done.stderr}\n{self.log()}")
+            raise AssertionError(
+                f"ckptfs {args} exited {done.returncode}: {done.stdout}{done.stderr}\n{self.log()}"
+            )
         return done
 
     def start(self, *options: str, config: str = "", check: bool = True) -> subprocess.CompletedProcess[str]:

@@ -115,7 +115,9 @@ def test_another_user(shared: Mount) -> None:
             outcome(os.setxattr, d / "roots", "user.x", b"1"),
         ]  # fmt: skip
 
-    assert run_as(1000, 1000, write) == repr(["EACCES", "EPERM", "EPERM", "EPERM", "EACCES", b"mine", "EACCES"])
+    assert run_as(1000, 1000, write) == repr(
+        ["EACCES", "EPERM", "EPERM", "EPERM", "EACCES", b"mine", "EACCES"]
+    )
     for top in (shared.point, shared.tier):
         shared.wait()
         for name in ("mine", "dir", "link"):
@@ -181,3 +183,51 @@ def test_state_attribute_follows_a_file_and_its_directory(new_mount: Any) -> Non
     aside.rename(mount.tier)
     mount.wait()
     assert mount.state("d/f") == "durable"
+
+
+def test_what_the_tier_does_not_keep(mount: Mount) -> None:
+    """User xattrs, ctime and inode numbers end with a drained unmount."""
+    f = mount.point / "f"
+    f.write_bytes(b"f")
+    os.setxattr(f, "user.note", b"note")
+    os.utime(f, ns=(NS, NS))
+    mount.wait()
+    assert [n for n in os.listxattr(mount.tier / "f") if n != "user.ckptfs"] == []
+    assert f.stat().st_ctime_ns != NS
+    mount.umount()
+    mount.start()
+    assert os.listxattr(f) == []
+    assert f.stat().st_ctime_ns == f.stat().st_mtime_ns == NS
+
+
+def test_the_root_is_a_directory_like_any_other(mount: Mount) -> None:
+    os.chmod(mount.point, 0o1777)
+    os.chown(mount.point, 1000, 1001)
+    (mount.point / "f").write_bytes(b"f")
+    os.utime(mount.point, ns=(NS, NS + 1))
+    before = attributes(mount.point)["."]
+    mount.kill()
+    mount.start()
+    assert attributes(mount.point)["."] == before
+    mount.umount()
+    assert attributes(mount.tier)["."] == before
+    mount.start()
+    assert attributes(mount.point)["."] == before
+    assert run_as(1234, 1234, (mount.point / "g").touch) == "None"
+
+
+def test_a_setgid_bit_given_or_taken_later_is_on_the_tier_as_in_the_mount(mount: Mount) -> None:
+    top = mount.point / "t"
+    (top / "sub" / "deep").mkdir(parents=True)
+    os.chmod(top / "sub", 0o2770)  # before any of it is published
+    (top / "sub" / "deep" / "f").write_bytes(b"f")
+    mount.wait()
+    assert attributes(mount.tier / "t") == attributes(top)
+    (top / "sub" / "inherits").mkdir()
+    mount.wait()
+    os.chmod(top / "sub" / "inherits", 0o755)
+    mount.wait()
+    assert stat.S_IMODE((mount.tier / "t" / "sub" / "inherits").stat().st_mode) == 0o755
+    os.chmod(top / "sub", 0o770)
+    mount.wait()
+    assert attributes(mount.tier / "t") == attributes(top)

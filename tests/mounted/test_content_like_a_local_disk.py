@@ -73,7 +73,11 @@ def truncate_both_ways(d: Path) -> list[Any]:
         os.truncate(d / "f", 0)
         out += [os.fstat(writer.fileno()).st_size, writer.seek(0), writer.write(b"last")]
     out.append((d / "f").read_bytes())
-    out += [outcome(os.truncate, d, 0), outcome(os.truncate, d / "none", 0), outcome(os.truncate, d / "f", -1)]
+    out += [
+        outcome(os.truncate, d, 0),
+        outcome(os.truncate, d / "none", 0),
+        outcome(os.truncate, d / "f", -1),
+    ]
     return out
 
 
@@ -161,9 +165,7 @@ SCRIPTS = [
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.__name__)
-def test_content_is_as_on_a_local_disk(
-    shared: Mount, local: Path, script: Callable[[Path], Any]
-) -> None:
+def test_content_is_as_on_a_local_disk(shared: Mount, local: Path, script: Callable[[Path], Any]) -> None:
     agree(script, shared.point, local)
 
 
@@ -215,3 +217,57 @@ def test_random_operations_leave_the_same_bytes_on_disk_mount_and_tier(shared: M
     assert b.read_bytes() == a.read_bytes()
     shared.wait(b)
     assert (shared.tier / "random").read_bytes() == a.read_bytes()
+
+
+def test_what_a_local_disk_does_and_this_does_not(shared: Mount) -> None:
+    """docs/SEMANTICS.md names these differences."""
+    import ctypes
+    import errno
+    import fcntl
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    path = shared.point / "differs"
+    path.write_bytes(b"x" * 10_000)
+    fd = os.open(path, os.O_RDWR)
+    for mode in (0, 1, 3):
+        assert libc.fallocate(fd, mode, 0, 100) == -1
+        assert ctypes.get_errno() == errno.ENOTSUP
+    os.ftruncate(fd, 1 << 20)
+    assert os.lseek(fd, 0, os.SEEK_HOLE) == 1 << 20  # all of a file is data
+    assert os.lseek(fd, 500_000, os.SEEK_DATA) == 500_000
+    with open("/proc/self/exe", "rb") as other:
+        assert outcome(os.copy_file_range, other.fileno(), fd, 100) == "EXDEV"
+        assert outcome(fcntl.ioctl, fd, 0x40049409, other.fileno()) in ("ENOTSUP", "EXDEV")  # FICLONE
+    os.close(fd)
+
+
+def test_locks_are_between_processes_of_this_machine(shared: Mount) -> None:
+    import fcntl
+
+    path = shared.point / "locked"
+    a, b = os.open(path, os.O_RDWR | os.O_CREAT), os.open(path, os.O_RDWR)
+    fcntl.flock(a, fcntl.LOCK_EX)
+    assert outcome(fcntl.flock, b, fcntl.LOCK_EX | fcntl.LOCK_NB) == "EAGAIN"
+    fcntl.flock(a, fcntl.LOCK_UN)
+    fcntl.lockf(a, fcntl.LOCK_EX)
+    pid = os.fork()
+    if pid == 0:
+        other = os.open(path, os.O_RDWR)
+        os._exit(outcome(fcntl.lockf, other, fcntl.LOCK_EX | fcntl.LOCK_NB) not in ("EAGAIN", "EACCES"))
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(a)
+    os.close(b)
+
+
+def test_private_mappings_and_mappings_of_write_only_files(shared: Mount) -> None:
+    path = shared.point / "private"
+    path.write_bytes(b"x" * 10_000)
+    with open(path, "r+b") as f, mmap.mmap(f.fileno(), 0, flags=mmap.MAP_PRIVATE) as m:
+        m[0:4] = b"mine"
+        assert f.read(4) == b"xxxx"
+    fd = os.open(path, os.O_WRONLY)
+    assert outcome(mmap.mmap, fd, 4096, mmap.MAP_SHARED, mmap.PROT_WRITE) == "EACCES"
+    os.close(fd)
+    shared.wait(path)
+    assert path.read_bytes() == b"x" * 10_000

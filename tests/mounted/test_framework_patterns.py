@@ -51,7 +51,9 @@ def torch_then_fsync(state: State, path: Path) -> None:
         f.flush()
 
 
-@pytest.mark.parametrize("save", [torch_path, torch_file, torch_legacy, torch_then_fsync], ids=lambda s: s.__name__)
+@pytest.mark.parametrize(
+    "save", [torch_path, torch_file, torch_legacy, torch_then_fsync], ids=lambda s: s.__name__
+)
 def test_torch_save_and_load(shared: Mount, tensors: State, save: Callable[[State, Path], None]) -> None:
     path = shared.point / f"{save.__name__}.pt"
     save(tensors, path)
@@ -290,7 +292,8 @@ def test_shell_tools(shared: Mount, local: Path) -> None:
         set -e
         cp -a "$1" "$2/cp"; tar -C "$1" -cf "$2/t.tar" .; mkdir "$2/tar"; tar -C "$2/tar" -xpf "$2/t.tar"
         cp -a "$1" "$2/gone"; mv "$2/gone" "$2/mv"; dd if="$1/f" of="$2/dd" bs=7k conv=fsync status=none
-        ln -sfn cp "$2/link"; ln -sfn mv "$2/link"; touch -d @1000 "$2/dd"; du -s "$2" >/dev/null; df "$2" >/dev/null
+        ln -sfn cp "$2/link"; ln -sfn mv "$2/link"; touch -d @1000 "$2/dd"; du -s "$2" >/dev/null
+        df "$2" >/dev/null
         rm -rf "$2/cp"
     """
     subprocess.run(["bash", "-c", script, "-", str(src), str(shared.point)], check=True)
@@ -314,3 +317,14 @@ def test_a_process_that_fails_in_mid_save_closes_like_any_other(shared: Mount) -
         shared.wait(shared.point / name)
         assert (shared.tier / name).read_bytes() == b"part"
     wait_for(lambda: not shared.status()["interrupted"], "nothing interrupted", 1)
+
+
+def test_fdatasync_waits_for_the_tier_like_fsync(new_mount: Callable[..., Mount]) -> None:
+    mount = new_mount()
+    mount.start("--fsync", "tier", config="settle_time = 3600\n")
+    for name, flags in (("direct", os.O_WRONLY), ("cached", os.O_RDWR)):
+        fd = os.open(mount.point / name, flags | os.O_CREAT)
+        os.write(fd, b"data")
+        os.fdatasync(fd)
+        assert (mount.tier / name).read_bytes() == b"data"
+        os.close(fd)

@@ -63,15 +63,15 @@ def test_overwriting_while_older_versions_are_in_flight_publishes_all_in_order(n
 
 
 @pytest.mark.parametrize("how", ["pwrite", "rdwr", "mmap", "truncate", "ftruncate", "append", "grow"])
-def test_changing_a_file_below_a_version_in_flight(mount: Mount, how: str) -> None:
-    f, first = mount.point / "f", os.urandom(5 * MIB)
+def test_changing_a_file_below_a_version_in_flight(shared: Mount, how: str) -> None:
+    f, first = shared.point / how, os.urandom(5 * MIB)
     expected = bytearray(first)
-    mount.wait()
-    with tier_away(mount):
+    shared.wait()
+    with tier_away(shared):
         f.write_bytes(first)
-        (mount.point / "g").write_bytes(b"g")
-        os.rename(mount.point / "g", mount.point / "h")
-        wait_for(lambda: mount.status()["tier"]["state"] == "down", "the tier to be down")
+        (shared.point / "g").write_bytes(b"g")
+        os.rename(shared.point / "g", shared.point / "h")
+        wait_for(lambda: shared.status()["tier"]["state"] == "down", "the tier to be down")
         if how == "pwrite":
             fd = os.open(f, os.O_WRONLY)
             os.pwrite(fd, b"changed", MIB)
@@ -104,13 +104,13 @@ def test_changing_a_file_below_a_version_in_flight(mount: Mount, how: str) -> No
         assert f.read_bytes() == expected
     seen: list[bytes] = []
     stop = threading.Event()
-    watcher = threading.Thread(target=versions, args=(mount.tier, "f", stop, seen))
+    watcher = threading.Thread(target=versions, args=(shared.tier, how, stop, seen))
     watcher.start()
-    mount.wait()
+    shared.wait()
     stop.set()
     watcher.join()
     assert set(seen) <= {bytes(first), bytes(expected)}
-    assert (mount.tier / "f").read_bytes() == expected
+    assert (shared.tier / how).read_bytes() == expected
     assert f.read_bytes() == expected
 
 

@@ -176,12 +176,13 @@ def test_others_additions_changes_and_removals_appear(old: Mount) -> None:
 
 
 def test_an_open_file_that_another_writer_replaces_fails_with_estale(old: Mount) -> None:
-    (old.tier / "run" / "big").write_bytes(pattern(24 * MIB))
+    (old.tier / "part").write_bytes(pattern(24 * MIB))
+    os.rename(old.tier / "part", old.tier / "run" / "big")
     wait_for((old.point / "run" / "big").exists, "the file", 2)
     with open(old.point / "run" / "big", "rb") as f:
         os.pread(f.fileno(), 100, 0)
-        (old.tier / "run" / "new").write_bytes(pattern(24 * MIB, 3))
-        os.rename(old.tier / "run" / "new", old.tier / "run" / "big")
+        (old.tier / "part").write_bytes(pattern(24 * MIB, 3))
+        os.rename(old.tier / "part", old.tier / "run" / "big")
         old.ask("status")
         far = outcome(os.pread, f.fileno(), 100, 23 * MIB)
         # Read-ahead may have fetched it before; else there is no way to the old bytes.
@@ -246,3 +247,28 @@ def test_names_on_the_tier_of_any_bytes_and_many(new_mount: NewMount) -> None:
     wait_for((mount.point / "many" / "late").exists, "an addition to a large directory", 2)
     # The reserved names of the tier are not reachable by any path.
     assert outcome(os.listdir, Path(os.fsdecode(point)) / ".ckptfs") == "ENOENT"
+
+
+def test_an_open_file_that_we_replace_or_remove_stays_readable(old: Mount) -> None:
+    """Also where its bytes are only on the tier: they are brought over before they go there."""
+    wanted = pattern(40 * MIB + 12345)
+    step = old.point / "run" / "step1"
+    other = old.tier / "run" / "step1" / "other"
+    (old.tier / "part").write_bytes(wanted)
+    os.rename(old.tier / "part", other)
+    wait_for((step / "other").exists, "the file", 2)
+    with open(step / "model", "rb") as unlinked, open(step / "other", "rb") as replaced:
+        with mmap.mmap(unlinked.fileno(), 0, prot=mmap.PROT_READ) as m:
+            assert unlinked.read(10) == wanted[:10]
+            os.unlink(step / "model")
+            (step / "new").write_bytes(b"new")
+            os.rename(step / "new", step / "other")
+            old.wait(step)
+            wait_for(lambda: not (old.tier / "run" / "step1" / "model").exists(), "the removal")
+            assert (old.tier / "run" / "step1" / "other").read_bytes() == b"new"
+            assert m[35 * MIB : 35 * MIB + 100] == wanted[35 * MIB : 35 * MIB + 100]
+            assert m[: 40 * MIB] == wanted[: 40 * MIB]
+        assert replaced.read() == wanted
+        assert os.fstat(replaced.fileno()).st_nlink == 0
+    old.wait()
+    assert old.status()["conflicts"] == 0

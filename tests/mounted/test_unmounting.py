@@ -1,0 +1,216 @@
+"""Every way a mount ends: drained, lazily, by signal, by kill, and what the next mount finds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.mounted.harness import Mount, alive, wait_for
+from tests.mounted.oracle import outcome
+from tests.mounted.processes import kill, let_finish, saver
+
+NewMount = Callable[..., Mount]
+MIB = 1 << 20
+
+
+def slow_to_settle(new_mount: NewMount) -> Mount:
+    mount = new_mount()
+    mount.start(config="settle_time = 3600\n")
+    return mount
+
+
+def gone(mount: Mount) -> None:
+    pid = mount.pid
+    wait_for(lambda: not alive(pid), "the daemon's end")
+
+
+def test_umount_drains_in_the_background(new_mount: NewMount) -> None:
+    for command in (["umount"], ["fusermount3", "-u"]):
+        mount = slow_to_settle(new_mount)
+        mount.point.joinpath("f").write_bytes(b"f" * MIB)
+        subprocess.run([*command, str(mount.point)], check=True)
+        gone(mount)
+        assert (mount.tier / "f").read_bytes() == b"f" * MIB
+        assert list(mount.run_dir.iterdir()) == []
+        mount.cleanup()
+        (mount.tier / "f").unlink()
+
+
+def test_status_and_wait_during_the_drain_with_the_tier_down(new_mount: NewMount) -> None:
+    mount = slow_to_settle(new_mount)
+    mount.point.joinpath("f").write_bytes(b"f" * MIB)
+    aside = mount.tier.with_name("aside")
+    mount.tier.rename(aside)
+    subprocess.run(["umount", str(mount.point)], check=True)
+    wait_for(lambda: mount.status()["draining"], "the drain")
+    wait_for(lambda: mount.status()["tier"]["state"] == "down", "the tier to be down")
+    assert mount.status()["pending"]["files"] == 1
+    assert mount.cli("status").returncode == 0
+    done = mount.cli("wait", "--mount", mount.point, "--timeout", "0.2", check=False)
+    assert done.returncode == 3
+    refused = mount.start(check=False)  # the old daemon still works for this mount point
+    assert refused.returncode == 10
+    aside.rename(mount.tier)
+    gone(mount)
+    assert (mount.tier / "f").read_bytes() == b"f" * MIB
+
+
+def test_ckptfs_umount_waits_and_says_so(new_mount: NewMount) -> None:
+    mount = slow_to_settle(new_mount)
+    mount.point.joinpath("f").write_bytes(b"f")
+    done = mount.umount()
+    assert done.returncode == 0
+    assert "durable" in done.stdout
+    assert (mount.tier / "f").read_bytes() == b"f"
+    assert mount.cli("umount", mount.point, check=False).returncode == 6
+
+
+def test_umount_with_a_time_limit_and_without_draining(new_mount: NewMount) -> None:
+    mount = slow_to_settle(new_mount)
+    mount.point.joinpath("f").write_bytes(b"f")
+    mount.point.joinpath("d").mkdir()
+    mount.point.joinpath("d", "g").write_bytes(b"g")
+    aside = mount.tier.with_name("aside")
+    mount.tier.rename(aside)
+    done = mount.umount("--timeout", "0.3", check=False)
+    assert done.returncode == 3, done.stderr
+    aside.rename(mount.tier)
+    assert mount.tier_names() == set()
+    assert "recovered 2 closed files" in mount.start().stdout
+    mount.tier.rename(aside)
+    done = mount.umount("--no-drain", check=False)
+    assert done.returncode == 3, done.stderr
+    aside.rename(mount.tier)
+    assert "recovered 2 closed files" in mount.start().stdout
+    assert mount.point.joinpath("d", "g").read_bytes() == b"g"
+    mount.umount()
+    assert mount.tier_names() == {"f", "d", "d/g"}
+
+
+def test_a_busy_mount_is_not_unmounted(mount: Mount) -> None:
+    with open(mount.point / "f", "wb"):
+        done = mount.cli("umount", mount.point, check=False)
+        assert done.returncode == 10
+        assert subprocess.run(["umount", str(mount.point)], check=False, capture_output=True).returncode
+    assert (mount.point / "f").exists()
+    mount.umount()
+
+
+def test_lazy_umount_with_open_files(mount: Mount) -> None:
+    process = saver(mount.point / "f")
+    mount.point.joinpath("closed").write_bytes(b"closed")
+    subprocess.run(["umount", "-l", str(mount.point)], check=True)
+    assert os.listdir(mount.point) == []
+    let_finish(process)
+    gone(mount)
+    assert (mount.tier / "f").read_bytes() == b"half of the new one, and the rest"
+    assert (mount.tier / "closed").read_bytes() == b"closed"
+
+
+def test_lazy_umount_and_a_killed_writer(mount: Mount) -> None:
+    mount.point.joinpath("f").write_bytes(b"good")
+    mount.wait()
+    process = saver(mount.point / "f")
+    subprocess.run(["umount", "-l", str(mount.point)], check=True)
+    kill(process)
+    gone(mount)
+    assert (mount.tier / "f").read_bytes() == b"good"
+    assert "1 interrupted" in mount.start().stdout
+
+
+def test_sigterm_drains_within_its_time(new_mount: NewMount) -> None:
+    mount = slow_to_settle(new_mount)
+    mount.point.joinpath("f").write_bytes(b"f")
+    os.kill(mount.pid, signal.SIGTERM)
+    gone(mount)
+    assert (mount.tier / "f").read_bytes() == b"f"
+    assert list(mount.run_dir.iterdir()) == []
+    assert not os.path.ismount(mount.point)
+
+
+def test_sigterm_gives_up_after_its_time_and_keeps_the_rest(new_mount: NewMount) -> None:
+    mount = new_mount()
+    mount.start(config='settle_time = 3600\ndrain_timeout = "0.5s"\n')
+    mount.point.joinpath("f").write_bytes(b"f")
+    process = saver(mount.point / "open")
+    aside = mount.tier.with_name("aside")
+    mount.tier.rename(aside)
+    os.kill(mount.pid, signal.SIGTERM)
+    gone(mount)
+    assert "1 files are not durable" in mount.log()
+    kill(process)
+    aside.rename(mount.tier)
+    done = mount.start()
+    assert "recovered 1 closed files" in done.stdout
+    assert "1 interrupted" in done.stdout
+    mount.wait(mount.point / "f")
+    assert (mount.tier / "f").read_bytes() == b"f"
+
+
+def test_a_second_signal_ends_at_once(new_mount: NewMount) -> None:
+    mount = slow_to_settle(new_mount)
+    mount.point.joinpath("f").write_bytes(b"f")
+    aside = mount.tier.with_name("aside")
+    mount.tier.rename(aside)
+    os.kill(mount.pid, signal.SIGTERM)
+    wait_for(lambda: "draining for at most" in mount.log(), "the first signal")
+    os.kill(mount.pid, signal.SIGTERM)
+    gone(mount)
+    aside.rename(mount.tier)
+    mount.start()
+    mount.wait()
+    assert (mount.tier / "f").read_bytes() == b"f"
+
+
+def test_the_stale_mount_of_a_dead_daemon_is_cleaned_by_the_next(mount: Mount) -> None:
+    mount.point.joinpath("f").write_bytes(b"f")
+    held = os.open(mount.point / "f", os.O_RDONLY)
+    mount.kill(workers=True)
+    assert outcome(os.listdir, mount.point) == "ENOTCONN"
+    done = mount.start()
+    assert "unmounted what an ended daemon had left" in done.stdout + done.stderr
+    assert mount.point.joinpath("f").read_bytes() == b"f"
+    assert outcome(os.close, held) == "ENOTCONN"
+    assert sum(str(mount.point) in line for line in Path("/proc/self/mounts").read_text().splitlines()) == 1
+    mount.wait()
+
+
+def test_a_second_mount_of_a_live_mount_point_is_refused(mount: Mount) -> None:
+    done = mount.start(check=False)
+    assert done.returncode == 10
+    assert mount.point.joinpath(".").exists()
+    mount.point.joinpath("f").write_bytes(b"f")
+    mount.wait()
+
+
+def test_umount_f_aborts_and_keeps_what_was_closed(mount: Mount) -> None:
+    mount.point.joinpath("f").write_bytes(b"f")
+    fd = os.open(mount.point / "open", os.O_WRONLY | os.O_CREAT)
+    os.write(fd, b"half")
+    subprocess.run(["umount", "-f", str(mount.point)], check=False, capture_output=True)
+    subprocess.run(["umount", "-l", str(mount.point)], check=False, capture_output=True)
+    gone(mount)
+    assert outcome(os.write, fd, b"more") in ("ENOTCONN", "ECONNABORTED")
+    assert outcome(os.close, fd) in ("ENOTCONN", "ECONNABORTED", None)
+    done = mount.start()
+    assert "1 interrupted" in done.stdout
+    assert (mount.tier / "f").read_bytes() == b"f"
+    assert not (mount.tier / "open").exists()
+
+
+def test_a_mount_with_the_tier_down_stages_and_publishes_later(new_mount: NewMount) -> None:
+    mount = new_mount()
+    mount.start()
+    mount.umount()
+    aside = mount.tier.with_name("aside")
+    mount.tier.rename(aside)
+    assert mount.start(check=False).returncode == 8
+    mount.start("--allow-tier-down")
+    assert mount.status()["tier"]["state"] == "down"
+    aside.rename(mount.tier)
+    (mount.point / "f").write_bytes(b"f")
+    mount.wait()
+    assert (mount.tier / "f").read_bytes() == b"f"
