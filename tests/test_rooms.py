@@ -19,7 +19,8 @@ MAY_IMPORT = {
     "fuse": {"core", "engine", "errors", "fuse", "tiers"},
     "control": {"control", "core", "engine", "errors", "mountinfo", "paths"},
     "cli": {
-        "cli", "config", "config_file", "config_keys", "control", "errors", "mountinfo", "mountpoint", "paths", "tiers", "units",
+        "cli", "config", "config_file", "config_keys", "control", "errors", "mountinfo",
+        "mountpoint", "paths", "tiers", "units",
     },
 }  # fmt: skip
 

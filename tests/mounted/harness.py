@@ -131,9 +131,9 @@ class Mount:
             if task.name.isdigit():
                 with contextlib.suppress(OSError, IndexError):
                     stat = (task / "stat").read_text()
-                    if int(stat.rsplit(")", 1)[1].split()[1]) == self.pid:
-                        if b"ckptfs.flush.worker" in (task / "cmdline").read_bytes():
-                            found.append(int(task.name))
+                    ours = int(stat.rsplit(")", 1)[1].split()[1]) == self.pid
+                    if ours and b"ckptfs.flush.worker" in (task / "cmdline").read_bytes():
+                        found.append(int(task.name))
         return found
 
     # -- violence ----------------------------------------------------------------------------
