@@ -26,6 +26,9 @@ log = logging.getLogger("ckptfs")
 FULL_PATIENCE_S = 20.0
 """How long a copy is tried again that the staging tmpfs has no room for, though the budget has."""
 
+SIGNAL_STEP_S = 0.25
+"""How often a process waiting in fsync is looked at for a pending signal."""
+
 Interrupted = Callable[[], bool] | None
 
 
@@ -334,8 +337,9 @@ class Absorb:
 
     # -- waiting -----------------------------------------------------------------------------
 
-    async def wait_durable(self, inode: Inode) -> None:
-        """fsync under `fsync=tier`: seal and wait until the tier has it. EIO for a held file."""
+    async def wait_durable(self, inode: Inode, interrupted: Callable[[], bool]) -> None:
+        """fsync under `fsync=tier`: seal and wait until the tier has it. EIO for a held file, EINTR when
+        a signal is pending (the kernel can't end a waiting fsync by itself)."""
         await self.seal(inode, still_open=True)
         hub = self.hub
         last = inode.puts[-1] if inode.puts else None
@@ -344,7 +348,9 @@ class Absorb:
         try:
             while last is not None:
                 if last.id in hub.core.state.log:
-                    await hub.changed.wait(1.0)
+                    await hub.changed.wait(SIGNAL_STEP_S)
+                    if interrupted():
+                        raise OSError(errno.EINTR, os.strerror(errno.EINTR))
                 elif inode.puts and inode.puts[0].first_at == last.first_at:
                     last = inode.puts[0]  # replaced unsent (R4b): durable with its successor
                 else:

@@ -174,7 +174,9 @@ class Admission:
             hub.staging.spill_started(blob, extent)
             ok = False
             try:
-                await hub.local("spill", blob.path, blob.spill_path, extent * EXTENT, EXTENT)
+                await hub.local(
+                    "spill", blob.path, blob.spill_path, extent * EXTENT, EXTENT, hub.durable_staging
+                )
                 if hub.staging.may_punch(blob):
                     hub.spilled_ids.add(blob.id)
                     hub.journal.add_spilled(blob.id, extent)

@@ -214,7 +214,8 @@ class Files(pyfuse3.Operations):
     async def fsync(self, fh: FileHandleT, datasync: bool) -> None:
         inode = self.files[fh].inode
         if self.hub.fsync_policy(inode) == "tier":
-            await self.absorb.wait_durable(inode)
+            tid = self.files[fh].tid
+            await self.absorb.wait_durable(inode, lambda: processes.signal_pending(tid))
         elif self.hub.durable_staging:
             await self.absorb.sync(inode)
 

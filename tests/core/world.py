@@ -1057,7 +1057,7 @@ class World:
         for path, file in self.walk().items():
             if not isinstance(file, RefFile):
                 continue
-            if not file.unsealed and not file.held and file.sealed in self.applied:
+            if not file.unsealed and not file.held and file.sealed in self.applied | shown:
                 file.shadows.clear()
                 file.covers.clear()
             for version in ((file.shadows & self.applied) | file.covers) - self.alien_gone:

@@ -171,3 +171,29 @@ def test_commands_take_names_of_any_bytes(new_mount: NewMount) -> None:
     assert mount.cli("publish", mount.point / (name + "2")).returncode == 0
     mount.wait()
     assert sorted(os.listdir(os.fsencode(mount.tier)))[1:] == [os.fsencode(name), os.fsencode(name + "2")]
+
+
+def test_a_process_waiting_in_fsync_for_a_tier_that_is_down_can_be_killed(
+    new_mount: Callable[..., Mount],
+) -> None:
+    mount = new_mount()
+    mount.start("--fsync", "tier")
+    away = mount.tier.with_name("away")
+    mount.tier.rename(away)
+    try:
+        code = (
+            "import os, sys; f = open(sys.argv[1], 'wb'); f.write(b'x'); f.flush();"
+            " print(1, flush=True); os.fsync(f)"
+        )
+        waiter = subprocess.Popen(
+            [sys.executable, "-c", code, str(mount.point / "a")], stdout=subprocess.PIPE, text=True
+        )
+        assert waiter.stdout is not None
+        assert waiter.stdout.readline() == "1\n"
+        wait_for(lambda: mount.status()["tier"]["state"] == "down", "the tier to be seen down")
+        waiter.kill()
+        started = time.monotonic()
+        waiter.wait(timeout=10)
+        assert time.monotonic() - started < 3
+    finally:
+        away.rename(mount.tier)
