@@ -79,6 +79,7 @@ class MountSession:
                 self.area.destroy()
 
     _nothing_left = False
+    _serving = False
 
     def _remember_spill(self, journal: Journal) -> None:
         """What was spilled is found again although this mount spills elsewhere, or not at all."""
@@ -125,17 +126,22 @@ class MountSession:
                 self.paths.create()
                 await nursery.start(control.run, self.paths.control)
                 self.fuse.open()
-                nursery.start_soon(self._signals)
+                await nursery.start(self._signals)
                 if hub.blind:
                     nursery.start_soon(self._look_for_tier)
                 say({"ok": True, "lines": lines})
                 for line in lines:
                     log.info("%s", line)
                 _notify_systemd("READY=1")
+                self._serving = True
                 await self.fuse.serve()
                 self._unmounted.set()
                 await self._drain()
                 code = self._outcome()
+            except CkptfsError:
+                # A mount that was refused leaves no empty staging behind.
+                self._nothing_left = not self._serving and not self._staged()
+                raise
             finally:
                 with trio.CancelScope(deadline=trio.current_time() + 10, shield=True):
                     await pool.close()
@@ -249,18 +255,26 @@ class MountSession:
 
     def _check_same_tier(self) -> None:
         """What is staged for one tier must not be published to another."""
-        journal, state = self.hub.journal, self.hub.core.state
+        journal = self.hub.journal
         before = journal.get("tier")
-        staged = (
-            state.log or state.graves or state.held_inodes or any(i.unsealed for i in state.inodes.values())
-        )
-        if before is not None and before != self.config.tier and staged:
+        if before is not None and before != self.config.tier and self._staged():
             raise CkptfsError(
                 f"files for the tier {before} are still staged for {self.paths.mountpoint}: mount with that"
                 " tier first, and let it drain",
                 Exit.USAGE,
             )
         journal.set("tier", self.config.tier)
+
+    def _staged(self) -> bool:
+        """Whether there is anything that the tier does not have, or has too much."""
+        state = self.hub.core.state
+        return bool(
+            state.log
+            or state.graves
+            or state.held_inodes
+            or state.attr_queue
+            or any(i.unsealed for i in state.inodes.values())
+        )
 
     async def _root_attributes(self) -> None:
         root = self.hub.core.state.root
@@ -341,8 +355,9 @@ class MountSession:
             )
         await self._unmounted.wait()
 
-    async def _signals(self) -> None:
+    async def _signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+            task_status.started()
             async for number in signals:
                 self._stop_signals += 1
                 if self._stop_signals > 1:

@@ -67,7 +67,8 @@ class Order(Publishing):
 
     def give_up_removal(self, node: Node) -> None:
         """R9: the owner lets an object stay on the tier that the tier does not let us remove."""
-        self._vanish(node)
+        if not any(n.pending for n in self._tree(node)):  # else it was not asked for yet
+            self._vanish(node)
 
     def in_the_way_removed(self, path: bytes, answer: Applied) -> None:
         """A forced removal (see `next_batch`) is done."""

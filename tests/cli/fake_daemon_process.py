@@ -28,10 +28,11 @@ def main() -> int:
     else:
         facts = {"cwd": os.getcwd(), "session": os.getsid(0) == os.getpid(), "mountpoint": sys.argv[-1]}
         answer = {"ok": True, "lines": ["fake line", json.dumps(facts), json.dumps(config)]}
+    if act == "stay":  # before the answer: the test sends its signal as soon as it has read that
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))
     os.write(ready, json.dumps(answer).encode() + b"\n")
     os.close(ready)
     if act == "stay":
-        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))
         time.sleep(30)
     return 0 if answer["ok"] else 8
 

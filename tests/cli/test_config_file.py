@@ -73,7 +73,7 @@ def test_the_default_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(config_file, "default_file", lambda: file)
     assert load({}).config.niceness == 7
     assert load({}).file == file
-    assert load({}, os.devnull).config.niceness == 5
+    assert load({}, os.devnull).config.niceness == Config.__dataclass_fields__["niceness"].default
 
 
 def test_tables(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ckptfs.core import Node
 from ckptfs.tiers.base import Kind
 
 from .world import Crash, RefDir, World
@@ -203,6 +204,17 @@ class OrderMachine(RuleBasedStateMachine):
     @rule()
     def skip(self) -> None:
         self.w.skip(next(e for e in self.w.core.state.log.values() if e.stuck))
+
+    def _graves(self) -> list[Node]:
+        s = self.w.core.state
+        asked = next(iter(s.log.values())).pos if s.log else s.last_id + 1
+        graves = [n for n in s.graves.values() if n.present and n.held_by is None and n.dead_pos < asked]
+        return graves if self.w.round is None else []
+
+    @precondition(_graves)
+    @rule(n=pick)
+    def give_up(self, n: int) -> None:
+        self.w.give_up_removal(choose(self._graves(), n))
 
     # -- the flow ----------------------------------------------------------------------------
 

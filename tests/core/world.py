@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ckptfs.core import ROOT, Core, Entry, EntryKind, Inode
+from ckptfs.core import ROOT, Core, Entry, EntryKind, Inode, Node
 from ckptfs.core import state as core_state
 from ckptfs.core.content import MIB
 from ckptfs.core.plan import Begin, Job, Small
@@ -509,6 +509,18 @@ class World:
                 file.shadows.clear()
                 file.covers.clear()
 
+    def give_up_removal(self, node: Node) -> None:
+        """`ckptfs skip` of a removal the tier refuses: the object stays and comes back into view."""
+        path = node.path()
+        with self.syscall():
+            self.core.order.give_up_removal(node)
+        for other, obj in self.tier.visible().items():
+            if other == path or other.startswith(path + b"/"):
+                self.before.pop(obj.version, None)
+        for file in self.walk().values():
+            if isinstance(file, RefFile):
+                file.shadows -= {v for v in file.shadows if v not in self.before}
+
     # -- the flow ----------------------------------------------------------------------------
 
     def plan(self, limit: int = 8, *, hurry: bool = False) -> int:
@@ -625,6 +637,8 @@ class World:
 
     def _check_removal(self, version: str, path: bytes) -> None:
         """R3."""
+        if self.lenient:
+            return
         waits = self.before.get(version)
         assert waits is not None or version in self.skipped, f"{version} at {path!r} is removed but not dead"
         late = [w for w in waits or () if w in self.pending()]
@@ -990,6 +1004,8 @@ class World:
         assert inodes.keys() == kept.keys() | {r for r in inodes if r == ROOT}
         for ino, row in inodes.items():
             fresh = inode_row(s.inodes[ino])
+            if s.inodes[ino].dead:  # its directory's object may be gone without its knowing
+                row, fresh = row[:12] + row[13:], fresh[:12] + fresh[13:]
             if s.inodes[ino].unsealed:  # size, mtime and atime are the staging file's
                 assert row[:8] + row[11:] == fresh[:8] + fresh[11:]
             else:
@@ -1057,7 +1073,7 @@ class World:
         for path, file in self.walk().items():
             if not isinstance(file, RefFile):
                 continue
-            if not file.unsealed and not file.held and file.sealed in self.applied | shown:
+            if file.sealed in self.applied | shown:
                 file.shadows.clear()
                 file.covers.clear()
             for version in ((file.shadows & self.applied) | file.covers) - self.alien_gone:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from pathlib import Path
 
 from tests.mounted.harness import Mount, wait_for
 
@@ -57,3 +58,11 @@ def test_two_mounts_of_one_tier_see_each_other_and_do_not_wait_for_each_other(
     assert a.status()["conflicts"] == b.status()["conflicts"] == 0
     a.umount()
     b.umount()
+
+
+def test_a_refused_mount_leaves_no_staging(new_mount: Callable[..., Mount]) -> None:
+    mount = new_mount()
+    mount.tier.rmdir()
+    assert mount.start(check=False).returncode == 8
+    assert str(mount.run_dir) not in Path("/proc/self/mounts").read_text()
+    assert list(mount.run_dir.iterdir()) == []
