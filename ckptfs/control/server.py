@@ -103,7 +103,7 @@ class ControlServer:
                 raise CkptfsError(f"the daemon does not know the command {command!r}", Exit.USAGE)
         except CkptfsError as e:
             yield {"done": True, "error": e.message, "code": int(e.code)}
-        except (ValueError, TypeError, AttributeError) as e:
+        except (ValueError, TypeError, AttributeError, RecursionError) as e:
             yield {"done": True, "error": f"a request the daemon can't read ({e})", "code": int(Exit.USAGE)}
         except OSError as e:
             yield {"done": True, "error": str(e.strerror or e), "code": int(Exit.FAILED)}
@@ -182,12 +182,11 @@ class ControlServer:
             hub.waiting_for_durable -= 1
 
     async def _umount(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        timeout = 0.0 if request.get("drain") is False else request.get("timeout_s")
+        seconds = None if timeout is None else float(timeout)  # judged before anything is done
         await self.unmount()
-        timeout = request.get("timeout_s")
-        if request.get("drain") is False:
-            timeout = 0.0
-        if timeout is not None:
-            self.give_up_at = trio.current_time() + float(timeout)
+        if seconds is not None:
+            self.give_up_at = trio.current_time() + seconds
         self.hub.changed.beat()
         async for event in self._follow([self.hub.core.state.root], lambda: self.give_up_at):
             yield event
