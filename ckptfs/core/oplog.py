@@ -26,6 +26,8 @@ class OpLog:
         """Questions to the tier without an answer yet; while there are any, changes are noted."""
         self.touched: dict[tuple[int, bytes], int] = {}
         """Epoch of our last change under (directory node, name)."""
+        self.filled: dict[int, int] = {}
+        """Epoch of our last change directly in a directory (node)."""
         self.moved: dict[int, int] = {}
         """Epoch at which a directory (node) was last on its way to another path."""
         self.last_applied: Entry | None = None
@@ -224,6 +226,7 @@ class OpLog:
         if e in e.inode.puts:
             e.inode.puts.remove(e)
         s.drop_entry_row(e)
+        s.touch(e.inode)
         s.unref_data(e.data)
         node = e.node
         if not node.present and not node.pending:  # now never made
@@ -255,6 +258,7 @@ class OpLog:
         self.epoch += 1
         if parent is not None and self.watching:
             self.touched[(parent.id, name)] = self.epoch
+            self.filled[parent.id] = self.epoch
 
     def _mark_moved(self, node: Node) -> None:
         if node.kind == Kind.DIR and self.watching:

@@ -34,7 +34,7 @@ class Order(Publishing):
                 continue
             if node.setting is not None:
                 continue  # `next_attrs` finds out what it is now
-            if any(c.id not in chosen for c in node.children.values()):
+            if any(c.id not in chosen and not self._unseen(c) for c in node.children.values()):
                 continue
             nodes.append(node)
             chosen.add(node.id)
@@ -160,7 +160,12 @@ class Order(Publishing):
         """Whether a grave will be emptied without anybody's help, now that the log is empty."""
         if not node.dead_pos or node.held_by is not None or self._name_wanted(node):
             return False
-        return all(self._goes(c) for c in node.children.values())
+        return all(self._goes(c) or self._unseen(c) for c in node.children.values())
+
+    @staticmethod
+    def _unseen(node: Node) -> bool:
+        """Nothing of the mount: it does not keep its directory, the tier will (W4) if it is there."""
+        return node.inode is None and not node.dead_pos and not node.pending
 
     def unsealed(self) -> Iterator[Inode]:
         """Files with content that was never sealed."""

@@ -31,6 +31,7 @@ class TierView:
         self.order.watching = len(self._asked)
         if not self._asked:
             self.order.touched.clear()
+            self.order.filled.clear()
             self.order.moved.clear()
             self._listed.clear()
 
@@ -119,7 +120,7 @@ class TierView:
             return []
         if inode is not None and (inode.local or inode.pending or inode is not child):
             return []
-        if self._busy(known) or known.setting is not None:
+        if self._busy(known, asked) or known.setting is not None:
             return []
         if inode is not None and found is not None and inode.attr_dirty:
             return []
@@ -132,15 +133,17 @@ class TierView:
             self._adopt(dir, node, name, found)
         return lost
 
-    def _busy(self, node: Node) -> bool:
-        """Whether something local hangs below a directory."""
+    def _busy(self, node: Node, asked: int) -> bool:
+        """Whether something local hangs below a directory, or was published there since `asked`."""
+        if self.order.filled.get(node.id, -1) > asked:
+            return True
         inode = node.inode
         if inode is not None and (
             inode.ino in self.state.busy_dirs
             or any(c.local or c.pending or c.node is None for c in inode.children.values())
         ):
             return True
-        return any(c.pending or c.held_by is not None or self._busy(c) for c in node.children.values())
+        return any(c.pending or c.held_by is not None or self._busy(c, asked) for c in node.children.values())
 
     def _unname(self, inode: Inode) -> None:
         for child in list(inode.children.values()):

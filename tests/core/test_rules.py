@@ -852,3 +852,22 @@ def test_random_rotation_always_leaves_a_checkpoint_on_the_tier(w: World, seed: 
             whole = [p for p in tier_names(w) if p.startswith(b"step_") and p.endswith(b"/meta")]
             assert whole
     finish(w)
+
+
+def test_w2_a_listing_without_a_directory_we_have_made_again_since_does_not_take_it(w: World) -> None:
+    w.mkdir(b"d")
+    finish(w)
+    w.foreign_remove(b"d")
+    w.ask(b"")  # no d
+    save(w, b"d/f")
+    w.plan(hurry=True)
+    for job in list(w.jobs):
+        w.do_job(job)
+    assert w.publish_take()  # and no attributes yet, whose sending would be noted under the name `d`
+    w.round_apply()
+    w.round_answer()
+    w.merge(w.questions[0])
+    d = w.core.state.root.children.get(b"d")
+    assert d is not None
+    assert set(d.children) == {b"f"}
+    finish(w)
