@@ -93,25 +93,45 @@ def lazy_unmount(path: str) -> None:
     raise CkptfsError(f"cannot unmount {path}: {reason}", Exit.UNSUPPORTED)
 
 
-def prepare(path: str, pid: int | None = None) -> list[str]:
+def prepare(path: str, pid: int | None = None) -> None:
     """Make sure that ckptfs can be mounted on `path`, an absolute real path.
 
-    Dead ckptfs mounts there are unmounted; returns sentences about what was done. `pid`: the live daemon
-    of this mount point as far as known, named when the mount is in use. CkptfsError with the reason when
-    mounting is refused: BUSY when it is mounted already, USAGE when it is no usable directory.
+    A dead ckptfs mount there is left in place: as long as it is, whoever goes on writing gets an error
+    instead of writing into the bare directory. `take_over` clears it when the new mount is ready. `pid`: the
+    live daemon of this mount point as far as known, named when the mount is in use. CkptfsError with the
+    reason when mounting is refused: BUSY when it is mounted already, USAGE when it is no usable directory.
     """
-    cleaned = clean_stale(path)
     mounts = mountinfo.read()
     top = mountinfo.top_at(path, mounts)
     if top is not None:
+        if top.ours and probe(path).dead:
+            return
         raise _mounted(path, top, pid)
     for mount in mounts:
         if mount.ours and mountinfo.inside(path, mount.path):
             raise CkptfsError(f"{path} lies inside the ckptfs mount {mount.path}", Exit.USAGE)
     _check_directory(path)
-    if cleaned:
-        return [f"unmounted what an ended daemon had left at {path}"]
-    return []
+
+
+def take_over(path: str) -> list[str]:
+    """Clear dead ckptfs mounts away just before the new one is made; returns sentences about it.
+
+    What got into the bare directory (by then, or before the dead mount was made) does not hinder: a
+    daemon that can't come back is worse than a file that is covered, and said.
+    """
+    if not clean_stale(path):
+        return []
+    lines = [f"unmounted what an ended daemon had left at {path}"]
+    try:
+        names = sorted(os.listdir(path))
+    except OSError:
+        names = []
+    if names:
+        lines.append(
+            f"the directory beneath the mount {path} is not empty (it has {names[0]!r}): it was written"
+            " to while nothing was mounted, and is covered now; look at it after umount"
+        )
+    return lines
 
 
 def _mounted(path: str, top: Mount, pid: int | None) -> CkptfsError:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trio
 
-from ckptfs import memory
+from ckptfs import memory, mountpoint
 from ckptfs.config import Config
 from ckptfs.control.server import ControlServer
 from ckptfs.core import Core
@@ -125,6 +125,7 @@ class MountSession:
                 nursery.start_soon(admission.run_pressure, memory.available, _total_memory())
                 self.paths.create()
                 await nursery.start(control.run, self.paths.control)
+                lines += await trio.to_thread.run_sync(mountpoint.take_over, self.paths.mountpoint)
                 self.fuse.open()
                 await nursery.start(self._signals)
                 if hub.blind:

@@ -55,10 +55,9 @@ def start(flags: Mapping[str, object], config_file: str | None, prefix: str = "-
     mountpoints.check_machine(loaded.config.allow_other)
     state = read_state(paths)
     _refuse_second(state)
-    lines = mountpoints.prepare(paths.mountpoint, state.pid if state and state.alive else None)
+    mountpoints.prepare(paths.mountpoint, state.pid if state and state.alive else None)
     paths.create()
-    lines += _directories(loaded, paths)
-    for line in lines:
+    for line in _directories(loaded, paths):
         say(line)
     config = loaded.config
     if config.foreground:

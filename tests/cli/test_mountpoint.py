@@ -53,7 +53,7 @@ def refusal(path: Path, pid: int | None = None) -> CkptfsError:
 
 
 def test_an_empty_directory_is_fine(tmp_path: Path) -> None:
-    assert mountpoint.prepare(str(tmp_path / "mnt")) == []
+    mountpoint.prepare(str(tmp_path / "mnt"))
 
 
 def test_what_is_no_empty_directory(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_mount_of_something_else_is_left_alone(tmp_path: Path) -> None:
         assert mountpoint.clean_stale(str(target)) == 0
         assert os.path.ismount(target)
         (target / "sub").mkdir()
-        assert mountpoint.prepare(str(target / "sub")) == []
+        mountpoint.prepare(str(target / "sub"))
     finally:
         subprocess.run(["umount", str(target)], check=True)
 
@@ -94,9 +94,24 @@ def test_dead_mounts_are_cleaned_also_stacked(tmp_path: Path) -> None:
             os.listdir(target)
         with dead_mount(target):
             assert sum(mount.path == str(target) for mount in mountinfo.read()) == 2
-            assert mountpoint.prepare(str(target)) == [f"unmounted what an ended daemon had left at {target}"]
+            mountpoint.prepare(str(target))
+            # There till the new one is ready.
+            assert sum(mount.path == str(target) for mount in mountinfo.read()) == 2
+            said = mountpoint.take_over(str(target))
+            assert said == [f"unmounted what an ended daemon had left at {target}"]
     assert os.listdir(target) == []
     assert mountinfo.top_at(str(target), mountinfo.read()) is None
+
+
+@needs_root
+def test_what_lies_beneath_a_dead_mount_is_said_and_does_not_hinder(tmp_path: Path) -> None:
+    target = tmp_path / "mnt"
+    (target / "stray").touch()
+    with dead_mount(target):
+        mountpoint.prepare(str(target))
+        _, beneath = mountpoint.take_over(str(target))
+    assert "'stray'" in beneath
+    assert mountpoint.take_over(str(target)) == []
 
 
 @needs_root
