@@ -7,6 +7,7 @@ serves until unmounted, drains, and exits 0 only when everything is durable.
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import logging
 import os
@@ -41,6 +42,11 @@ class Ready:
             self._fd = -1
 
 
+GC_THRESHOLDS = 50_000, 20, 20
+"""Inodes and entries live long and die by reference counting; looking for cycles among hundreds of
+thousands of them at the interpreter's default (every 700 new objects) takes a tenth of the time."""
+
+
 def _logging(level: str) -> None:
     logging.Formatter.converter = time.gmtime
     logging.basicConfig(
@@ -66,6 +72,7 @@ def main() -> int:
         _logging(config.log_level)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        gc.set_threshold(*GC_THRESHOLDS)
         session = MountSession(config, MountPaths(args.mountpoint))
         code = trio.run(session.run, ready.say)
     except BaseException as e:

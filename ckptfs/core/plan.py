@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import islice
 
 from ckptfs.core.model import Entry, EntryKind
 from ckptfs.core.state import State
@@ -53,18 +54,20 @@ class Planner:
     def next_jobs(self, now: float, limit: int, *, hurry: bool) -> list[Job]:
         """Up to `limit` jobs; each is in flight until one of the methods below is called for it.
 
-        `hurry`: don't wait out the settle time (the cache is filling up, or somebody waits).
+        `hurry`: don't wait out the settle time (the cache is filling up, or somebody waits). Without it the
+        first version that has not settled ends the look: what is behind it can't be published before it,
+        and a burst of small files must not be walked through at every one of them.
         """
         jobs: list[Job] = []
         small: list[Entry] = []
         small_bytes = 0
-        for seen, e in enumerate(self.state.log.values()):
-            if len(jobs) >= limit or seen >= LOOK_AHEAD:
+        for e in islice(self.state.log.values(), LOOK_AHEAD):
+            if len(jobs) >= limit:
                 break
             if e.kind != EntryKind.PUT or e.complete:
                 continue
             if not hurry and 0 <= now - e.first_at < self.settle_s:
-                continue
+                break
             if e.length <= SMALL:
                 if e.in_flight or e.upload is not None:
                     continue
@@ -90,8 +93,8 @@ class Planner:
         return jobs
 
     def next_due(self, now: float) -> float | None:
-        """Seconds until an unsent version settles; None when there is none."""
-        for e in self.state.log.values():
+        """Seconds until an unsent version settles; None when there is none within sight."""
+        for e in islice(self.state.log.values(), LOOK_AHEAD):
             if e.kind == EntryKind.PUT and e.untouched:
                 return max(0.0, e.first_at + self.settle_s - now)
         return None

@@ -7,6 +7,7 @@ harmless one.
 from __future__ import annotations
 
 import os
+import time
 
 PF_EXITING = 0x4
 PF_SIGNALED = 0x400
@@ -15,7 +16,11 @@ _FLAGS = 9 - 3
 _EXIT_CODE = 52 - 3
 """Fields of /proc/PID/stat behind the command name, which may contain anything."""
 
-_tgids: dict[int, int] = {}
+TRUST_S = 1.0
+"""How long a thread's process is remembered: many files are opened by one thread in a row, and no
+number comes around again that soon."""
+
+_tgids: dict[int, tuple[int, float]] = {}
 
 
 def tgid_of(tid: int) -> int:
@@ -23,20 +28,28 @@ def tgid_of(tid: int) -> int:
     by the time its file is closed."""
     if tid <= 0:
         return 0
+    now = time.monotonic()
     known = _tgids.get(tid)
-    if known is not None and (known == tid or os.path.exists(f"/proc/{known}/task/{tid}")):
-        return known
+    if known is not None and now < known[1]:
+        return known[0]
     try:
-        with open(f"/proc/{tid}/status", "rb") as f:
-            text = f.read()
+        text = _read(f"/proc/{tid}/status")
         tgid = int(text.split(b"\nTgid:", 1)[1].split(None, 1)[0])
     except (OSError, IndexError, ValueError):
         return 0
     if len(_tgids) > 4096:
         _tgids.clear()
-    if tgid != tid:
-        _tgids[tid] = tgid
+    _tgids[tid] = tgid, now + TRUST_S
     return tgid
+
+
+def _read(path: str | bytes) -> bytes:
+    """A file of /proc; what `open` does besides takes longer than the reading."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(fd, 16_384)
+    finally:
+        os.close(fd)
 
 
 def killed_by(tgid: int) -> int:
@@ -44,8 +57,7 @@ def killed_by(tgid: int) -> int:
     if tgid <= 0:
         return 0
     try:
-        with open(f"/proc/{tgid}/stat", "rb") as f:
-            fields = f.read().rsplit(b")", 1)[1].split()
+        fields = _read(f"/proc/{tgid}/stat").rsplit(b")", 1)[1].split()
         if not int(fields[_FLAGS]) & PF_EXITING:
             return 0
         return int(fields[_EXIT_CODE]) & 0x7F
@@ -71,8 +83,7 @@ def holds_for_writing(tgid: int, name: bytes, ino: int) -> bool:
             link = os.readlink(base + b"/" + fd)
             if not link.endswith(name) and b" (deleted)" not in link:
                 continue
-            with open(b"/proc/%d/fdinfo/%s" % (tgid, fd), "rb") as f:
-                info = f.read()
+            info = _read(b"/proc/%d/fdinfo/%s" % (tgid, fd))
             flags = int(info.split(b"flags:\t", 1)[1].split(None, 1)[0], 8)
         except (OSError, IndexError, ValueError):
             continue
@@ -89,8 +100,7 @@ def signal_pending(tid: int) -> bool:
     if tid <= 0:
         return False
     try:
-        with open(f"/proc/{tid}/status", "rb") as f:
-            text = f.read()
+        text = _read(f"/proc/{tid}/status")
     except OSError:
         return False
     masks: dict[bytes, int] = {}
