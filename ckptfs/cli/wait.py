@@ -84,5 +84,7 @@ def _wait_for(state: MountState, inside: list[str], timeout: float | None, waite
     finally:
         if process is not None:
             process.close()
-    check_durable(event, state.paths, waited)
+    ending = "; its daemon ends, and what is left stays staged for the next mount"
+    kept = ending if event.get("ending") else ""
+    check_durable(event, state.paths, "" if kept else waited, kept)
     say(f"{state.mountpoint}: " + ("everything is durable" if not inside else "durable"))

@@ -16,6 +16,9 @@ from ..paths import MountPaths, socket_address
 ANSWER_TIMEOUT = 15.0
 """Seconds the daemon may be silent before it counts as not answering."""
 
+_QUEUE_STEP = 0.02
+"""Seconds between two tries for a place in the daemon's queue."""
+
 _READ_SIZE = 1 << 16
 _LONGEST_LINE = 64 << 20
 """A status answer is a few kilobytes; more than this is not one of ours."""
@@ -37,10 +40,20 @@ def no_daemon(mountpoint: str) -> CkptfsError:
 def connect(paths: MountPaths, timeout: float = ANSWER_TIMEOUT) -> socket.socket:
     """A connection to the daemon. CkptfsError: NOT_MOUNTED when there is none."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    deadline = time.monotonic() + timeout
     try:
         connection.settimeout(timeout)
         with socket_address(paths.control) as address:
-            connection.connect(address)
+            while True:
+                try:
+                    connection.connect(address)
+                    break
+                except BlockingIOError:
+                    # Many came at once: with a time-out set, connect(2) does not wait for a place in the
+                    # queue.
+                    if time.monotonic() > deadline:
+                        raise TimeoutError from None
+                    time.sleep(_QUEUE_STEP)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         connection.close()
         raise no_daemon(paths.mountpoint) from None

@@ -23,7 +23,15 @@ from ckptfs.paths import socket_address
 
 log = logging.getLogger("ckptfs")
 
-LINE_MAX = 1 << 20
+LINE_MAX = 16 << 20
+"""The longest request, in bytes: more paths than fit into a command line."""
+
+SECONDS_MAX = 1_000_000_000
+"""The longest time-out, as for the commands' --timeout; more is a mistake."""
+
+BACKLOG = 4096
+"""Connections that may wait to be accepted; the kernel allows no more than net.core.somaxconn."""
+
 PROGRESS_S = 0.5
 
 
@@ -65,28 +73,30 @@ class ControlServer:
                 await sock.bind(address)
             finally:
                 os.umask(old)
-        sock.listen(64)
+        sock.listen(BACKLOG)
         task_status.started()
         await trio.serve_listeners(self._connection, [trio.SocketListener(sock)])
 
     async def _connection(self, stream: trio.SocketStream) -> None:
         try:
             async with stream:
-                async for request in _lines(stream):
-                    self.answering += 1
-                    try:
-                        async with contextlib.aclosing(self._answer(request)) as answers:
-                            async for answer in answers:
-                                await stream.send_all(json.dumps(answer).encode() + b"\n")
-                    finally:
-                        self.answering -= 1
+                try:
+                    async for request in _lines(stream):
+                        self.answering += 1
+                        try:
+                            async with contextlib.aclosing(self._answer(request)) as answers:
+                                async for answer in answers:
+                                    await _send(stream, answer)
+                        finally:
+                            self.answering -= 1
+                except CkptfsError as e:
+                    await _send(stream, _error(e))
         except (trio.BrokenResourceError, trio.ClosedResourceError):
             pass  # the client has gone
 
     async def _answer(self, line: bytes) -> AsyncGenerator[dict[str, Any]]:
         try:
-            request = json.loads(line)
-            command = request.get("command") if isinstance(request, dict) else None
+            request, command = _request(line)
             if command == "status":
                 yield {**self.report.status(), "done": True}
             elif command == "wait":
@@ -97,14 +107,12 @@ class ControlServer:
                     yield event
             elif command in ("publish", "discard", "skip"):
                 action = {"publish": self._publish, "discard": self._discard, "skip": self._skip}[command]
-                await action(str(request.get("path", "")))
+                await action(_text(request.get("path"), "path"))
                 yield {"done": True}
             else:
                 raise CkptfsError(f"the daemon does not know the command {command!r}", Exit.USAGE)
         except CkptfsError as e:
-            yield {"done": True, "error": e.message, "code": int(e.code)}
-        except (ValueError, TypeError, AttributeError, RecursionError) as e:
-            yield {"done": True, "error": f"a request the daemon can't read ({e})", "code": int(Exit.USAGE)}
+            yield _error(e)
         except OSError as e:
             yield {"done": True, "error": str(e.strerror or e), "code": int(Exit.FAILED)}
         except Exception as e:
@@ -140,10 +148,15 @@ class ControlServer:
     # -- waiting -----------------------------------------------------------------------------
 
     async def _wait(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        tops = [await self._find(str(p)) for p in request.get("paths") or []] or [self.hub.core.state.root]
-        timeout = request.get("timeout_s")
-        deadline = trio.current_time() + float(timeout) if timeout is not None else None
-        async for event in self._follow(tops, lambda: deadline):
+        seconds, paths = _seconds(request), _paths(request)
+        deadline = None if seconds is None else trio.current_time() + seconds
+        tops = [await self._find(path) for path in paths] or [self.hub.core.state.root]
+
+        def until() -> float | None:
+            # A daemon that gives up its drain makes nothing durable any more, and ends.
+            return min((at for at in (deadline, self.give_up_at) if at is not None), default=None)
+
+        async for event in self._follow(tops, until):
             yield event
 
     async def _follow(
@@ -177,13 +190,15 @@ class ControlServer:
                 "code": int(code),
                 "remaining": paths + [os.fsdecode(i.path()) for i in held],
                 "pending": self.report.pending(),
+                "ending": self.give_up_at is not None and trio.current_time() >= self.give_up_at,
             }
         finally:
             hub.waiting_for_durable -= 1
 
     async def _umount(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        timeout = 0.0 if request.get("drain") is False else request.get("timeout_s")
-        seconds = None if timeout is None else float(timeout)  # judged before anything is done
+        seconds = _seconds(request)  # judged before anything is done
+        if not _drain(request):
+            seconds = 0.0
         await self.unmount()
         if seconds is not None:
             self.give_up_at = trio.current_time() + seconds
@@ -204,7 +219,7 @@ class ControlServer:
     async def _publish(self, path: str) -> None:
         inode = await self._held(path)
         self.hub.core.content.publish_held(inode, time.time())
-        self.hub.commit()
+        await self.hub.committed()
         self.hub.work.beat()
         log.info("%s is published on request", path)
 
@@ -212,7 +227,7 @@ class ControlServer:
         inode = await self._held(path)
         parent, name = inode.parent, inode.name
         revert = self.hub.core.content.discard(inode)
-        self.hub.commit()
+        await self.hub.committed()
         if revert is not None:
             blob = self.hub.staging.blobs.get(revert.data)
             if blob is not None and not blob.clean and blob.size > revert.length:
@@ -230,7 +245,7 @@ class ControlServer:
         for e in list(self.hub.core.state.log.values()):
             if e.stuck and e.path() == wanted:
                 order.skip(e, time.time())
-                self.hub.commit()
+                await self.hub.committed()
                 self.publisher.retry_at = 0.0
                 self.hub.work.beat()
                 self.hub.changed.beat()
@@ -240,22 +255,104 @@ class ControlServer:
             if node.path() == wanted:
                 order.give_up_removal(node)
                 self.publisher.forget_removal(node)
-                self.hub.commit()
+                await self.hub.committed()
                 self.hub.changed.beat()
                 log.warning("the removal of %s from the tier is skipped on request", path)
                 return
         raise CkptfsError(f"{path} is not stuck: there is nothing to skip", Exit.USAGE)
 
 
+async def _send(stream: trio.SocketStream, answer: dict[str, Any]) -> None:
+    await stream.send_all(json.dumps(answer).encode() + b"\n")
+
+
+def _error(e: CkptfsError) -> dict[str, Any]:
+    return {"done": True, "error": e.message, "code": int(e.code)}
+
+
+# -- requests ----------------------------------------------------------------------------------
+
+
+def _wrong(reason: str) -> CkptfsError:
+    return CkptfsError(f"{reason}; see docs/CONTROL.md", Exit.USAGE)
+
+
+def _request(line: bytes) -> tuple[dict[str, Any], str]:
+    """The request and its command. CkptfsError (USAGE) for anything else than an object that names one."""
+    try:
+        request = json.loads(line)
+    except (ValueError, RecursionError) as e:
+        raise _wrong(f"the request is not JSON ({e})") from None
+    if not isinstance(request, dict):
+        raise _wrong("the request is not a JSON object")
+    return request, _text(request.get("command"), "command")
+
+
+def _text(value: object, field: str) -> str:
+    """A text that can be (part of) a path."""
+    if not isinstance(value, str) or not value:
+        raise _wrong(f"{field} is {_show(value)}, not a text in quotes")
+    try:
+        usable = b"\0" not in os.fsencode(value)
+    except UnicodeEncodeError:
+        usable = False
+    if not usable:
+        raise _wrong(f"{field} {_show(value)} holds a character that no path can have")
+    return value
+
+
+def _paths(request: dict[str, Any]) -> list[str]:
+    paths = request.get("paths")
+    if paths is None:
+        return []
+    if not isinstance(paths, list):
+        raise _wrong(f"paths is {_show(paths)}, not a list of texts")
+    return [_text(path, "a path") for path in paths]
+
+
+def _seconds(request: dict[str, Any]) -> float | None:
+    """`timeout_s`; None waits for ever. A NaN would too, as every comparison with it is false."""
+    value = request.get("timeout_s")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= SECONDS_MAX:
+        raise _wrong(
+            f"timeout_s is {_show(value)}: give seconds from 0 to {SECONDS_MAX:,}, or null to wait for ever"
+        )
+    return float(value)
+
+
+def _drain(request: dict[str, Any]) -> bool:
+    value = request.get("drain", True)
+    if not isinstance(value, bool):
+        raise _wrong(f"drain is {_show(value)}, neither true nor false")
+    return value
+
+
+def _show(value: object) -> str:
+    """A value as it was written, short enough for one sentence."""
+    shown = json.dumps(value)
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
 async def _lines(stream: trio.SocketStream) -> AsyncIterator[bytes]:
-    buffer = b""
+    """Complete lines. CkptfsError (USAGE) for one that is too long to be kept."""
+    buffer = bytearray()
     while True:
         data = await stream.receive_some(65536)
         if not data:
             return
-        buffer += data
+        if b"\n" not in data:
+            buffer += data
+        else:
+            first, *lines = data.split(b"\n")
+            lines.insert(0, bytes(buffer) + first)
+            buffer = bytearray(lines.pop())
+            for line in lines:
+                yield line
         if len(buffer) > LINE_MAX:
-            return
-        *lines, buffer = buffer.split(b"\n")
-        for line in lines:
-            yield line
+            raise CkptfsError(
+                f"the request is longer than {LINE_MAX >> 20} MiB; wait for fewer paths at a time, or for"
+                " their directory",
+                Exit.USAGE,
+            )
