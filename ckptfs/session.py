@@ -54,6 +54,9 @@ STATE_S = 1.0
 
 
 class MountSession:
+LAST_LINE_S, HURRIED_LAST_LINE_S = 2.0, 0.2
+"""How long clients get at the end to take their last line; the second one after a second signal."""
+
     """Everything of one daemon."""
 
     def __init__(self, config: Config, paths: MountPaths) -> None:
@@ -366,6 +369,8 @@ class MountSession:
                     self.control.give_up_at = trio.current_time()
                     self.fuse.terminate()
                     continue
+                    self.hub.changed.beat()
+                    self.hub.pool.hurry()
                 log.info(
                     "%s: unmounting, draining for at most %g s", signal.Signals(number).name,
                     self.config.drain_timeout,
@@ -390,17 +395,21 @@ class MountSession:
                 break
             await hub.changed.wait(0.25 if at is None else max(0.0, min(0.25, at - trio.current_time())))
         hub.changed.beat()
-        with trio.move_on_after(2.0):
-            while self.control.answering:  # let `ckptfs umount` and `wait` have their last line
-                await hub.changed.wait(0.01)
+        since = trio.current_time()
+        while self.control.answering:  # let `ckptfs umount` and `wait` have their last line
+            if trio.current_time() > since + (HURRIED_LAST_LINE_S if self._stop_signals > 1 else LAST_LINE_S):
+                break
+            await hub.changed.wait(0.01)
 
     def _outcome(self) -> int:
         state = self.hub.core.state
-        left = len({e.inode.ino for e in state.log.values()})
+        left = {e.inode.ino for e in state.log.values()}
+        # A request that was cut off may have left a file changed and not sealed, open or not.
+        left |= {i.ino for i in self.hub.core.order.unsealed() if not i.held}
         if left or state.held_inodes or not self.hub.core.order.settled:
             log.warning(
                 "%d files are not durable and %d are interrupted or skipped; they stay staged for the next"
-                " mount of %s", left, len(state.held_inodes), self.paths.mountpoint,
+                " mount of %s", len(left), len(state.held_inodes), self.paths.mountpoint,
             )  # fmt: skip
             return Exit.LEFT_OVER
         log.info("everything is durable")

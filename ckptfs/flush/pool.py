@@ -44,6 +44,8 @@ _GENTLE = 2.0
 """Seconds a worker gets to end by itself once its connection is closed."""
 _REAP = 5.0
 """Seconds to wait at close for a killed worker that a hung tier keeps in the kernel."""
+_HURRIED_REAP = 0.3
+"""The same after `hurry`."""
 
 
 class WorkerDied(TierError):
@@ -156,9 +158,11 @@ class WorkerPool:
         self._live: list[_Process] = []
         self._changed = trio.Event()
         self._tasks: set[trio.CancelScope] = set()
+        self._gentle: set[trio.CancelScope] = set()
         self._reaping: set[trio.CancelScope] = set()
         self._ended = trio.Event()
         self._closed = False
+        self._hurried = False
         self._next_id = 1
         self._restarts = 0
         self._reapers = trio.CapacityLimiter(math.inf)
@@ -215,11 +219,27 @@ class WorkerPool:
         self._wake()
         for scope in self._tasks:
             scope.cancel()
-        for scope in self._reaping:
-            scope.deadline = min(scope.deadline, trio.current_time() + _REAP)
+        self._bound_reaping()
         if self._tasks:
             with trio.CancelScope(shield=True):
                 await self._ended.wait()
+
+    def hurry(self) -> None:
+        """Let `close`, now or later, kill the workers at once: one that hangs in the tier must not hold up
+        the end. They may be killed at any time; what they had not answered is done again."""
+        self._hurried = True
+        for scope in self._gentle:
+            scope.cancel()
+        if self._closed:
+            self._bound_reaping()
+
+    @property
+    def _reap_s(self) -> float:
+        return _HURRIED_REAP if self._hurried else _REAP
+
+    def _bound_reaping(self) -> None:
+        for scope in self._reaping:
+            scope.deadline = min(scope.deadline, trio.current_time() + self._reap_s)
 
     # -- calls -----------------------------------------------------------------------------------
 
@@ -347,13 +367,17 @@ class WorkerPool:
     async def _end(self, process: _Process, closing: bool) -> None:
         """Close the connection and reap the process, killing it when it does not end by itself."""
         await trio.aclose_forcefully(process.stream)
-        if closing:
-            with trio.move_on_after(_GENTLE):
-                await self._reap(process)
-                return
+        if closing and not self._hurried:
+            with trio.move_on_after(_GENTLE) as gentle:
+                self._gentle.add(gentle)
+                try:
+                    await self._reap(process)
+                    return
+                finally:
+                    self._gentle.discard(gentle)
         process.popen.kill()
         # No deadline before close: calls may be repeated only when this process can do nothing more.
-        with trio.move_on_after(_REAP if closing or self._closed else math.inf) as scope:
+        with trio.move_on_after(self._reap_s if closing or self._closed else math.inf) as scope:
             self._reaping.add(scope)
             try:
                 await self._reap(process)

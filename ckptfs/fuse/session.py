@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import logging
+import math
 import os
 import resource
 import subprocess
@@ -32,6 +33,10 @@ MAX_BACKGROUND = 4_096
 up behind each other in the kernel (B4)."""
 
 
+CUT_S = 0.2
+"""Seconds that requests, and then the closing of what is open, get to end when serving is cut off."""
+
+
 class FuseSession:
     """Opens the mount, serves it, lets go of it."""
 
@@ -48,6 +53,7 @@ class FuseSession:
         self.mountpoint = mountpoint
         self.operations = Operations(hub, Files.Parts(absorb, state_of), view, space)
         self._serving: trio.Nursery | None = None
+        self._cut = False
         self._open = False
 
     def open(self) -> None:
@@ -74,7 +80,10 @@ class FuseSession:
                 self._serving.cancel_scope.cancel()
         finally:
             self._serving = None
-            await self.operations.closed_all()
+            # With staging on disk, closing waits for digests from workers, and they may hang. What it
+            # does not get to is found unsealed by the next mount.
+            with trio.move_on_after(CUT_S if self._cut else math.inf):
+                await self.operations.closed_all()
             self._close()
 
     def _close(self) -> None:
@@ -97,9 +106,12 @@ class FuseSession:
         await trio.run_process(command, check=False, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL)
 
     def terminate(self) -> None:
-        """End serving although files are open."""
+        """End serving although files are open, and although requests wait for room or for the tier, which
+        may be for ever: who made them gets ENOTCONN, as if we had been killed."""
         if self._serving is not None:
+            self._cut = True
             pyfuse3.terminate()
+            self._serving.cancel_scope.deadline = trio.current_time() + CUT_S
 
     def terminate_at(self, deadline: float) -> None:
         """Open files keep a detached mount alive; not beyond this (trio time)."""

@@ -8,8 +8,11 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from tests.mounted.harness import Mount, alive, wait_for
 from tests.mounted.oracle import outcome
@@ -166,6 +169,102 @@ def test_a_second_signal_ends_at_once(new_mount: NewMount) -> None:
     mount.start()
     mount.wait()
     assert (mount.tier / "f").read_bytes() == b"f"
+
+
+BUSY = """
+import os, sys
+what, path = sys.argv[1:]
+fd = os.open(path, os.O_RDWR | os.O_CREAT)
+os.write(fd, b"busy")
+print("ready", flush=True)
+if what == "fsync":
+    os.fsync(fd)
+elif what == "fsync of a directory":
+    os.close(fd)
+    os.fsync(os.open(os.path.dirname(path), os.O_RDONLY))
+else:
+    for _ in range(64):
+        os.write(fd, bytes(1 << 20))
+"""
+
+
+def busy(what: str, path: Path) -> subprocess.Popen[str]:
+    """A process that waits for the tier in one call."""
+    command = [sys.executable, "-c", BUSY, what, str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+OBSTACLES = ["fsync", "fsync of a directory", "write", "ckptfs wait", "workers that hang"]
+
+
+@pytest.mark.parametrize("staging", ["memory", "disk"])
+@pytest.mark.parametrize("obstacle", OBSTACLES)
+def test_a_second_signal_ends_at_once_whatever_waits(
+    new_mount: NewMount, obstacle: str, staging: str
+) -> None:
+    mount = new_mount()
+    options = ["--cache-size", "16MiB", "--spill-size", "0"]
+    if staging == "disk":
+        (mount.base / "cache").mkdir()
+        options += ["--cache-dir", str(mount.base / "cache")]
+    mount.start(*options, config='settle_time = 3600\nfsync = "tier"\n')
+    mount.point.joinpath("f").write_bytes(b"f" * (12 * MIB))
+    aside = mount.tier.with_name("aside")
+    mount.tier.rename(aside)
+    waiting, hung = [], []
+    if obstacle == "ckptfs wait":
+        command = [sys.executable, "-m", "ckptfs", "wait", "--mount", str(mount.point)]
+        waiting.append(subprocess.Popen(command, env=mount.env, stderr=subprocess.PIPE, text=True))
+    elif obstacle == "workers that hang":
+        hung = mount.workers()
+        for pid in hung:
+            os.kill(pid, signal.SIGSTOP)
+        waiting.append(busy("fsync", mount.point / "busy"))
+    else:
+        waiting.append(busy(obstacle, mount.point / "busy"))
+    time.sleep(1)
+    os.kill(mount.pid, signal.SIGTERM)
+    wait_for(lambda: "draining for at most" in mount.log(), "the first signal")
+    time.sleep(0.2)
+    begun = time.monotonic()
+    os.kill(mount.pid, signal.SIGTERM)
+    gone(mount)
+    took = time.monotonic() - begun
+    assert took < 1.0, mount.log()
+    assert not any(alive(pid) for pid in hung)
+    _, said = waiting[0].communicate(timeout=10)
+    if obstacle == "ckptfs wait":
+        assert waiting[0].returncode == 3
+        assert "its daemon ends, and what is left stays staged for the next mount" in said
+    aside.rename(mount.tier)
+    mount.start(*options)
+    mount.ask("wait", paths=["f"], timeout_s=20)
+    assert (mount.tier / "f").read_bytes() == b"f" * (12 * MIB)
+    if obstacle == "write":  # half of it was taken
+        assert [i["path"] for i in mount.status()["interrupted"]] == ["busy"]
+        assert not (mount.tier / "busy").exists()
+
+
+def test_the_time_to_drain_is_kept_although_a_call_waits_for_the_tier(new_mount: NewMount) -> None:
+    mount = new_mount()
+    mount.start(config='settle_time = 3600\nfsync = "tier"\ndrain_timeout = "0.5s"\n')
+    aside = mount.tier.with_name("aside")
+    mount.tier.rename(aside)
+    process = busy("fsync", mount.point / "busy")
+    wait_for(lambda: mount.status()["pending"]["files"] == 1, "the fsync")
+    begun = time.monotonic()
+    os.kill(mount.pid, signal.SIGTERM)
+    gone(mount)
+    assert time.monotonic() - begun < 3
+    process.communicate(timeout=10)
+    assert process.returncode == 1
+    aside.rename(mount.tier)
+    assert "recovered 1 closed files" in mount.start().stdout
+    mount.wait()
+    assert (mount.tier / "busy").read_bytes() == b"busy"
 
 
 def test_the_stale_mount_of_a_dead_daemon_is_cleaned_by_the_next(mount: Mount) -> None:
