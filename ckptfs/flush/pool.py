@@ -32,7 +32,7 @@ import ckptfs
 from ckptfs.flush import local
 from ckptfs.flush.wire import HEADER, Call, Reply, Setup, decode, encode
 from ckptfs.flush.worker import DATA_METHODS
-from ckptfs.tiers.base import TierError, TierInfo, Trouble
+from ckptfs.tiers.base import LARGEST, TierError, TierInfo, Trouble
 
 _log = logging.getLogger(__name__)
 
@@ -166,6 +166,8 @@ class WorkerPool:
         self._next_id = 1
         self._restarts = 0
         self._reapers = trio.CapacityLimiter(math.inf)
+        self.largest = LARGEST
+        """Bytes of the largest file the tier can hold, as far as a probe has found out."""
 
     # -- for the rest of the program -------------------------------------------------------------
 
@@ -209,8 +211,10 @@ class WorkerPool:
             await self._changed.wait()
         process = min(self._live, key=lambda one: one.load(data))
         value = await self._call_in(process, method, args, data)
-        if method == "probe" and isinstance(value, TierInfo) and value.tier_id:
-            await self._bind(value.tier_id)
+        if method == "probe" and isinstance(value, TierInfo):
+            self.largest = value.largest
+            if value.tier_id:
+                await self._bind(value.tier_id)
         return value
 
     async def close(self) -> None:

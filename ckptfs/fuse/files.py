@@ -117,11 +117,13 @@ class Files(pyfuse3.Operations):
         if target.kind == Kind.DIR:
             raise pyfuse3.FUSEError(errno.EISDIR)
         info = self._handle(target, flags, ctx)
-        if flags & os.O_TRUNC and flags & os.O_ACCMODE != os.O_RDONLY:
+        if flags & os.O_TRUNC:  # with O_RDONLY too: the kernel has asked for write permission
             try:
                 if ctx.uid != 0:
                     self._strip(target)
                 await self.absorb.truncate(target, 0)
+                if target.writers == 0:
+                    await self.absorb.seal(target)
             except BaseException:
                 await self._close(info.fh)
                 raise

@@ -22,6 +22,7 @@ from ckptfs.engine.view import View
 from ckptfs.fuse.files import Files
 from ckptfs.fuse.guard import guarded
 from ckptfs.fuse.handles import DirHandle
+from ckptfs.fuse.limits import LimitedFiles
 from ckptfs.tiers.base import Kind
 
 BLOCK_SIZE = 256 << 10
@@ -38,7 +39,7 @@ def fail(code: int) -> pyfuse3.FUSEError:
 
 
 @guarded
-class Operations(Files):
+class Operations(LimitedFiles):
     """All handlers of a mount."""
 
     def __init__(self, hub: Hub, files: Files.Parts, view: View, space: SpaceInfo) -> None:

@@ -17,6 +17,10 @@ RESERVED = b".ckptfs"
 """Names starting with this belong to ckptfs: refused in the mount, hidden from listings."""
 
 
+LARGEST = (1 << 63) - 1
+"""Bytes of the largest file there can be (off_t)."""
+
+
 class Kind(enum.IntEnum):
     """What a name holds."""
 
@@ -228,6 +232,8 @@ class TierInfo:
     """Identity of the tier itself, so that an empty mount point is never taken for it."""
     durable: bool = True
     notes: tuple[str, ...] = field(default=())
+    largest: int = LARGEST
+    """Bytes of the largest file it can hold."""
 
 
 class Tier(Protocol):

@@ -61,12 +61,12 @@ class FileTier:
 
         A directory without one is refused when the identity to expect is known.
         """
-        durable, notes = self._run(
+        durable, notes, largest = self._run(
             f"probing {show(self._root.path)}",
             lambda root_fd: file_probe.probe(root_fd, self._uploads),
             create_id=True,
         )
-        return TierInfo(self._url, self._root.tier_id, durable, notes)
+        return TierInfo(self._url, self._root.tier_id, durable, notes, largest)
 
     def begin(self, version: str, target_dir: bytes, size: int) -> Upload:
         """Make the hidden file; one of the same version left by an earlier try is replaced."""

@@ -7,16 +7,18 @@ import errno
 import os
 import secrets
 
-from ckptfs.tiers.base import RESERVED, TierError, Trouble
+from ckptfs.tiers.base import LARGEST, RESERVED, TierError, Trouble
 from ckptfs.tiers.file_root import CONFLICTS, UPLOADS, make_dirs, open_dir
 from ckptfs.tiers.file_upload import Uploads
 
 _VOLATILE = ("tmpfs", "ramfs", "rootfs")
 _PROBE = b"ckptfs probe\n"
+_SMALL = 1 << 40
+"""A tier whose largest file is smaller than this many bytes may surprise."""
 
 
-def probe(root_fd: int, uploads: Uploads) -> tuple[bool, tuple[str, ...]]:
-    """Write, fsync, rename, read back and remove a file. Returns (durable, notes).
+def probe(root_fd: int, uploads: Uploads) -> tuple[bool, tuple[str, ...], int]:
+    """Write, fsync, rename, read back and remove a file. Returns (durable, notes, largest).
 
     OSErrors are the directory's answer; nothing is left behind but `.ckptfs/` itself, and the root's
     times stay as they are.
@@ -33,6 +35,7 @@ def probe(root_fd: int, uploads: Uploads) -> tuple[bool, tuple[str, ...]]:
         try:
             os.pwrite(fd, _PROBE, 0)
             notes += _abilities(fd)
+            largest = largest_file(fd)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -71,7 +74,34 @@ def probe(root_fd: int, uploads: Uploads) -> tuple[bool, tuple[str, ...]]:
         notes.append(f"the tier is on {kind}: its content does not survive a restart of the machine")
     if kind.startswith("nfs") and "soft" in options:
         notes.append("the tier is a soft NFS mount: time-outs show up as I/O errors; prefer hard")
-    return kind not in _VOLATILE, tuple(notes)
+    if largest < _SMALL:
+        notes.append(
+            f"files of more than {largest >> 20} MiB are refused: the tier's file system has no larger"
+        )
+    return kind not in _VOLATILE, tuple(notes), largest
+
+
+def largest_file(fd: int) -> int:
+    """Bytes of the largest file the file system of `fd` can hold: the last offset that lseek(2) accepts.
+
+    Seeking goes by the limit that truncate(2) and write(2) go by (16 TiB less a block on ext4; over NFS
+    what the server says), but changes nothing, and asks no server.
+    """
+
+    def fits(offset: int) -> bool:
+        try:
+            os.lseek(fd, offset, os.SEEK_SET)
+        except OSError:
+            return False
+        return True
+
+    if fits(LARGEST):
+        return LARGEST
+    low, high = 0, LARGEST
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
 
 
 def _abilities(fd: int) -> list[str]:
