@@ -148,6 +148,12 @@ class Content:
             self.state.set_data(inode, last.data)
             inode.size, inode.mtime_ns = last.length, last.mtime_ns
             self.state.keep(inode)
+            if last.node.dead_pos:  # renamed since it was handed to the tier: it follows after all
+                assert inode.parent is not None
+                assert inode.name is not None
+                order.unbury(last.node)
+                last.node.inode = inode
+                order.append(EntryKind.MOVE, inode, last.node, inode.parent, inode.name)
             order.release_held(inode)
             return Revert(last.data, last.length)
         parent, name = inode.parent, inode.name

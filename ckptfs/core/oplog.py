@@ -33,6 +33,8 @@ class OpLog:
         self.last_applied: Entry | None = None
         self._graves: list[tuple[int, int]] = [(n.dead_pos, n.id) for n in state.graves.values()]
         """(position, node) of the graves in order, and some that are no more."""
+        self.skipping: dict[int, float] = {}
+        """Frozen entries that are to be skipped if the tier refuses them, and when that was asked for."""
         self._removing: set[int] = set()
         """Nodes whose removal was handed to the tier last."""
         self._setting: dict[int, Node] = {}
@@ -220,6 +222,7 @@ class OpLog:
     def _finish(self, e: Entry) -> None:
         s = self.state
         del s.log[e.id]
+        self.skipping.pop(e.id, None)
         self._aim(e, -1)
         e.inode.pending -= 1
         e.node.pending -= 1

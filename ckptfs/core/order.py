@@ -34,6 +34,8 @@ class Order(Publishing):
                 continue
             if node.setting is not None:
                 continue  # `next_attrs` finds out what it is now
+            if self.in_motion(node):
+                continue  # nothing is found under the wrong one of two paths, and would count as removed
             if any(c.id not in chosen and not self._unseen(c) for c in node.children.values()):
                 continue
             nodes.append(node)
@@ -48,13 +50,21 @@ class Order(Publishing):
 
     def _name_wanted(self, node: Node) -> bool:
         """Whether a later file will overwrite the name anyway, or may: then it stays till then."""
-        dir = node.parent.inode if node.parent is not None else None
+        dir = self._dir_now(node.parent)
         if dir is None:
             return False
         if (dir.ino, node.name) in self.state.targets:
             return True
         holder = dir.children.get(node.name)
         return holder is not None and holder.kind != Kind.DIR and holder.local
+
+    def _dir_now(self, node: Node | None) -> Inode | None:
+        """The mount's directory at this place: also one made again, which takes over what is left in it."""
+        if node is None or node.inode is not None:
+            return node.inode if node is not None else None
+        up = self._dir_now(node.parent)
+        there = up.children.get(node.name) if up is not None else None
+        return there if there is not None and there.kind == Kind.DIR else None
 
     def removed(self, node: Node, answer: Applied) -> None:
         """The tier does not have the object any more (or keeps somebody else's, W3, W4)."""
@@ -105,7 +115,7 @@ class Order(Publishing):
                 continue
             if node is None or not node.present or inode.pending or node.pending or inode.ino in s.busy_dirs:
                 continue
-            if node.setting is not None:
+            if node.setting is not None or self.in_motion(node):
                 continue
             if len(chosen) >= limit:
                 break
@@ -162,10 +172,12 @@ class Order(Publishing):
             return False
         return all(self._goes(c) or self._unseen(c) for c in node.children.values())
 
-    @staticmethod
-    def _unseen(node: Node) -> bool:
-        """Nothing of the mount: it does not keep its directory, the tier will (W4) if it is there."""
-        return node.inode is None and not node.dead_pos and not node.pending
+    def _unseen(self, node: Node) -> bool:
+        """Nothing of the mount, nor anything in it: it does not keep its directory, the tier will (W4)
+        if it is there."""
+        if node.inode is not None or node.dead_pos or node.pending:
+            return False
+        return all(self._unseen(c) for c in node.children.values())
 
     def unsealed(self) -> Iterator[Inode]:
         """Files with content that was never sealed."""

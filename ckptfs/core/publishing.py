@@ -53,7 +53,7 @@ class Publishing(OpLog):
             occupant = self._occupant(e)
             if occupant is not None and occupant.setting is not None:
                 break  # `next_attrs` finds out what it is now
-            if occupant is not None and self._in_the_way(e, occupant):
+            if occupant is not None and self._in_the_way(e, occupant) and self._given_up(occupant):
                 if entries:
                     break
                 tree = list(self._tree(occupant))
@@ -182,6 +182,12 @@ class Publishing(OpLog):
         return other is None or other is e.inode or occupant.kind == Kind.DIR
 
     @staticmethod
+    def _given_up(node: Node) -> bool:
+        """Whether the mount has no use for an object nor for anything in it. Else it is not removed: the
+        tier keeps it aside, whole, like somebody else's (W3)."""
+        return all(n.dead_pos for n in Publishing._tree(node))
+
+    @staticmethod
     def _tree(node: Node) -> Iterator[Node]:
         for child in list(node.children.values()):
             yield from Publishing._tree(child)
@@ -257,9 +263,17 @@ class Publishing(OpLog):
                 e.stuck_at = now
             e.stuck = failed.message
             self.state.touch_entry(e)
+        if not e.frozen and e.id in self.skipping:
+            self.skip(e, self.skipping.pop(e.id))
 
     def skip(self, e: Entry, now: float) -> None:
-        """R9: let the log pass a stuck entry. The bytes of a PUT stay staged."""
+        """R9: let the log pass a stuck entry. The bytes of a PUT stay staged.
+
+        One that the tier is at, or may have applied: when it is refused again.
+        """
+        if e.frozen:
+            self.skipping[e.id] = now
+            return
         s = self.state
         inode = e.inode
         self._finish(e)

@@ -259,16 +259,28 @@ class State:
         return changes
 
     def put_back(self, c: Changes) -> None:
-        """The journal could not be written: these changes are still to be committed."""
-        self._inodes = {r[0]: self.inodes[r[0]] for r in c.inodes} | self._inodes
-        self._nodes = {r[0]: self.nodes[r[0]] for r in c.nodes} | self._nodes
-        self._entries = {r[0]: self.log[r[0]] for r in c.entries} | self._entries
-        self._moved = {id: self.log[id] for _, id in c.moved} | self._moved
-        if c.shifted:
-            self._moved = dict(self.log)
-        self._sent = c.sent + self._sent
-        self._gone_inodes.update(c.gone_inodes)
-        self._gone_nodes.update(c.gone_nodes)
+        """The journal could not be written: these changes are still to be committed.
+
+        As far as they are still true: more may have changed since `take_changes`.
+        """
+        log = self.log
+        for r in c.inodes:
+            if r[0] in self.inodes:
+                self.touch(self.inodes[r[0]])
+        for r in c.nodes:
+            if r[0] in self.nodes:
+                self.touch_node(self.nodes[r[0]])
+        for r in c.entries:
+            if r[0] in log:
+                self._entries[r[0]] = log[r[0]]
+        self._moved |= {id: log[id] for _, id in c.moved if id in log}
+        if c.shifted:  # positions do not say any more what is to be shifted: name all
+            self._moved = dict(log)
+            self._shifted = []
+        sent = [r for r in c.sent if r[0] in log and log[r[0]].sent.get(r[1]) == Digest(*r[1:])]
+        self._sent = sent + self._sent
+        self._gone_inodes.update(i for i in c.gone_inodes if i not in self.inodes or not self.inodes[i].kept)
+        self._gone_nodes.update(n for n in c.gone_nodes if n not in self.nodes or not self.nodes[n].kept)
         self._gone_entries.update(c.gone_entries)
         self._unsent.update(c.unsent)
         if c.last_id:

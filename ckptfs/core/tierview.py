@@ -61,8 +61,7 @@ class TierView:
         node = dir.node
         lost: list[Inode] = []
         if node is not None and self._same_place(dir, node, asked) and not name.startswith(RESERVED):
-            lost = self._merge(dir, node, name, found, asked)
-            self.order.touched[(node.id, name)] = max(asked, self.order.touched.get((node.id, name), 0))
+            lost = self._merge_name(dir, node, name, found, asked)
         self.give_up(asked)
         return lost
 
@@ -73,7 +72,7 @@ class TierView:
         if node is not None and up is not None:
             parent = up.inode
             if parent is not None and self._same_place(parent, up, asked):
-                self._merge(parent, up, node.name, None, asked)
+                self._merge_name(parent, up, node.name, None, asked)
         self.give_up(asked)
 
     def same_place(self, dir: Inode, asked: int) -> bool:
@@ -93,6 +92,14 @@ class TierView:
                 return False
             n = n.parent
         return True
+
+    def _merge_name(
+        self, dir: Inode, node: Node, name: bytes, found: Found | None, asked: int
+    ) -> list[Inode]:
+        """Merge the answer about a single name, after which no older one is believed."""
+        lost = self._merge(dir, node, name, found, asked)
+        self.order.touched[(node.id, name)] = max(asked, self.order.touched.get((node.id, name), 0))
+        return lost
 
     def _merge(self, dir: Inode, node: Node, name: bytes, found: Found | None, asked: int) -> list[Inode]:
         if self.order.touched.get((node.id, name), -1) > asked:
@@ -124,11 +131,11 @@ class TierView:
             return []
         if inode is not None and found is not None and inode.attr_dirty:
             return []
-        self._forget(known)
         lost = []
         if inode is not None:
             self._unname(inode)
             lost.append(inode)
+        self._forget(known)
         if found is not None and dir.children.get(name) is None and (dir.ino, name) not in self.state.targets:
             self._adopt(dir, node, name, found)
         return lost
@@ -156,10 +163,13 @@ class TierView:
         if node.parent is not None and node.parent.children.get(node.name) is node:
             del node.parent.children[node.name]
         node.present = False
-        if node.inode is not None and node.inode.node is node and node.kind != Kind.DIR:
-            node.inode.node = None
         node.dead_pos = 0
         self.state.drop_node(node)
+        inode = node.inode
+        if inode is not None and inode.node is node and node.kind != Kind.DIR:
+            inode.node = None
+            if not inode.dead and not inode.local:
+                self.order.unname(inode)  # elsewhere in the mount, since its MOVE was skipped (R9)
 
     def _adopt(self, dir: Inode, parent: Node, name: bytes, found: Found, known: Node | None = None) -> Inode:
         s = self.state

@@ -197,10 +197,10 @@ class OrderMachine(RuleBasedStateMachine):
         path = choose(self._held(), f)
         if publish:
             self.w.publish_held(path)
-        elif self.w.round is None:
+        else:
             self.w.discard(path)
 
-    @precondition(lambda self: self.w.round is None and any(e.stuck for e in self.w.core.state.log.values()))
+    @precondition(lambda self: any(e.stuck for e in self.w.core.state.log.values()))
     @rule()
     def skip(self) -> None:
         self.w.skip(next(e for e in self.w.core.state.log.values() if e.stuck))
@@ -297,7 +297,15 @@ class OrderMachine(RuleBasedStateMachine):
         if paths:
             self.w.foreign_remove(choose(paths, f))
 
-    # -- crash -------------------------------------------------------------------------------
+    # -- the journal -------------------------------------------------------------------------
+
+    @rule(full=st.booleans())
+    def fill_journal(self, full: bool) -> None:
+        """No room for the journal, for a while: nothing is committed, all of it later."""
+        if full:
+            self.w.full = True
+        else:
+            self.w.relieve()
 
     @rule()
     def crash(self) -> None:

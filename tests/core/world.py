@@ -20,7 +20,7 @@ from ckptfs.core.content import MIB
 from ckptfs.core.plan import Begin, Job, Small
 from ckptfs.core.state import entry_row, inode_row, load, node_row
 from ckptfs.journal.journal import Journal
-from ckptfs.tiers.base import Applied, Attrs, Failed, Found, Kind, Move, Op, Remove, Trouble
+from ckptfs.tiers.base import Applied, Attrs, Failed, Found, Kind, Move, Op, Put, Remove, Trouble
 
 from .model_tier import Cells, ModelTier, xxh3
 
@@ -118,6 +118,8 @@ class World:
         self.skipped: set[str] = set()
         self.before: dict[str, set[str]] = {}
         self.lenient = False
+        self.full = False
+        """The journal can't be written for now."""
         self._tag = 0
 
     # -- plumbing ----------------------------------------------------------------------------
@@ -131,10 +133,19 @@ class World:
 
     def commit(self) -> None:
         """One transaction, then what it set free."""
-        self.journal.commit(self.core.state.take_changes())
+        changes = self.core.state.take_changes()
+        if self.full:
+            self.core.state.put_back(changes)
+            return
+        self.journal.commit(changes)
         for data in self.core.state.take_freed():
             del self.staging[data]
         self.tier.abandon(self.core.state.take_abandoned())
+
+    def relieve(self) -> None:
+        """The journal can be written again."""
+        self.full = False
+        self.commit()
 
     @contextlib.contextmanager
     def syscall(self, crash: bool = False) -> Iterator[None]:
@@ -482,9 +493,10 @@ class World:
             if file.target is None:
                 file.cells = list(self.contents[file.sealed])
             file.unsealed = file.held = file.closed = False
-            for version in file.shadows:
+            for version in file.shadows - {file.sealed}:
                 self._dies(version)
             file.shadows.clear()
+            self._record_history()
             return
         del self.ref_dir(parent).children[name]
         for handle in self.handles:
@@ -498,21 +510,28 @@ class World:
         self.look_everywhere()
 
     def skip(self, e: Entry) -> None:
-        before = self.pending()
-        if e.kind == EntryKind.MOVE or (
-            e.kind == EntryKind.MKDIR and any(x.kind == EntryKind.MOVE for x in self.core.state.log.values())
-        ):
-            self.lenient = True  # the tier keeps an old name for good
-        with self.syscall():
+        """What is in the tier's hands goes on, and is skipped later if it is refused."""
+        with self.syscall(), self._skipping():
             self.core.order.skip(e, self.now)
-            gone = before.keys() - self.pending().keys()
-            self.skipped |= gone
+
+    @contextlib.contextmanager
+    def _skipping(self) -> Iterator[None]:
+        """Around what may skip entries."""
+        before, moves = self.pending(), self._moves()
+        yield
+        gone = before.keys() - self.pending().keys()
+        self.skipped |= gone
+        if any(m.node.present for m in moves - self._moves()):
+            self.lenient = True  # the tier keeps an old name for good
         for file in self.walk().values():
             if isinstance(file, RefFile) and file.sealed in gone:
                 file.sealed = None
                 file.held |= not file.unsealed
                 file.shadows.clear()
                 file.covers.clear()
+
+    def _moves(self) -> set[Entry]:
+        return {e for e in self.core.state.log.values() if e.kind == EntryKind.MOVE}
 
     def give_up_removal(self, node: Node) -> None:
         """`ckptfs skip` of a removal the tier refuses: the object stays and comes back into view."""
@@ -642,7 +661,11 @@ class World:
                     file.covers.discard(there.version)
             if there is not None and kind == "forced":
                 self.alien_gone.add(there.version)
-        return self.tier.apply(op)
+        done = self.tier.is_done(op)
+        answer = self.tier.apply(op)
+        if isinstance(op, Put) and isinstance(answer, Applied) and not done:
+            self.alien_gone.discard(op.version)  # others removed it before its answer was heard
+        return answer
 
     def _check_removal(self, version: str, path: bytes) -> None:
         """R3."""
@@ -662,11 +685,13 @@ class World:
         for item, op, answer in zip(round.items, round.ops, round.answers, strict=False):
             if round.kind == "batch":
                 if isinstance(answer, Failed):
-                    before = self.pending()
-                    order.refused(item, answer, self.now)
-                    if answer.trouble == Trouble.REDO:
+                    before, skip = self.pending(), item.id in order.skipping
+                    with self._skipping():
+                        order.refused(item, answer, self.now)
+                    if answer.trouble == Trouble.REDO and not skip:
                         assert before.keys() == self.pending().keys()
                 else:
+                    order.unstick(item)
                     order.applied(item, answer)
                     if item.kind in (EntryKind.PUT, EntryKind.LINK):
                         self.applied.add(version_of(item))
@@ -770,8 +795,8 @@ class World:
                 elif isinstance(node, RefFile) and self._differs(child, node):
                     self._may_vanish(path, node)
                     ref.children[name] = self._adopted(path, child)
-                elif not child.local and not child.attr_dirty and not child.pending:
-                    node.mode = child.mode
+                elif isinstance(node, RefDir) and not child.attr_dirty and not child.pending:
+                    node.mode = child.mode  # made again by others
                 if child is not None and child.kind == Kind.DIR:
                     sub = ref.children[name]
                     assert isinstance(sub, RefDir)
@@ -828,6 +853,8 @@ class World:
 
     def crash(self) -> None:
         """kill -9 and the next mount."""
+        if self.full:  # what would be lost was answered with an error
+            self.relieve()
         self.core = self._load()
         self.handles.clear()
         self.jobs.clear()
@@ -1003,6 +1030,8 @@ class World:
 
     def _check_journal(self) -> None:
         """The journal describes the state, always (kill -9 loses nothing)."""
+        if self.full:
+            return
         s, rows = self.core.state, self.journal.load()
         assert not s.changed, "a change was not committed"
         assert {r[0]: r for r in rows.entries} == {e.id: entry_row(e) for e in s.log.values()}
@@ -1037,7 +1066,7 @@ class World:
     def _check_data(self) -> None:
         """Staged bytes: none lost, none kept for nothing, sealed ones unchanged (invariant 5)."""
         s = self.core.state
-        assert self.staging.keys() == s.data_refs.keys()
+        assert self.staging.keys() == s.data_refs.keys() | set(s.freed)
         for e in s.log.values():
             if e.kind == EntryKind.PUT:
                 held = tuple(self.staging[e.data][: e.length // MIB])
@@ -1121,6 +1150,7 @@ class World:
 
     def drain(self, rounds: int = 400) -> None:
         """The tier answers: everything must get there."""
+        self.relieve()
         if self.round is not None:
             if self.round.answers is None:
                 self.round_apply()
