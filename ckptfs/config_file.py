@@ -82,7 +82,7 @@ def _read(file: str) -> dict[str, Given]:
         raise CkptfsError(
             f"cannot read the configuration file {file}: {error.strerror}", Exit.USAGE
         ) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # undecodable, no TOML, or a number of thousands of digits
         raise CkptfsError(f"{file} is not valid TOML: {' '.join(str(error).split())}", Exit.USAGE) from None
     given: dict[str, Given] = {}
     for written, value in tables.items():

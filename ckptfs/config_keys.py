@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from .errors import CkptfsError, Exit
 from .units import format_duration, format_size, parse_duration, parse_size
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 FSYNC_POLICIES = ("cache", "tier")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -77,12 +80,12 @@ def _boolean(given: Given) -> bool:
 def _whole(low: int, high: int) -> Callable[[Given], int]:
     def convert(given: Given) -> int:
         value = given.value
-        if given.loose and isinstance(value, str) and value.lstrip("-").isdecimal():
+        if given.loose and isinstance(value, str) and _WHOLE.fullmatch(value):
             value = int(value)
         if isinstance(value, bool) or not isinstance(value, int):
             raise given.wrong(f"{_show(value)} is not a whole number")
         if not low <= value <= high:
-            raise given.wrong(f"{value} is not between {low} and {high}")
+            raise given.wrong(f"{_show(value)} is not between {low} and {high}")
         return value
 
     return convert
@@ -102,7 +105,7 @@ def _size(low: int, high: int, percent: bool = False) -> Callable[[Given], int |
         except CkptfsError as error:
             raise given.wrong(error.message) from None
         if not low <= value <= high:
-            shown = format_size(value) if value >= 0 else str(value)
+            shown = format_size(value) if 0 <= value < 1 << 80 else _show(value)
             raise given.wrong(f"{shown} is not between {format_size(low)} and {format_size(high)}")
         return value
 
@@ -116,14 +119,14 @@ def _duration(low: float, high: float) -> Callable[[Given], float]:
                 f"{_show(given.value)} is not a duration; write it like 30s, in quotes, or as seconds"
             )
         try:
-            value = parse_duration(given.value) if isinstance(given.value, str) else float(given.value)
+            value = parse_duration(given.value) if isinstance(given.value, str) else given.value
         except CkptfsError as error:
             raise given.wrong(error.message) from None
         if not low <= value <= high:  # also refuses nan and inf
             raise given.wrong(
                 f"{_show(given.value)} is not between {format_duration(low)} and {format_duration(high)}"
             )
-        return value
+        return float(value)
 
     return convert
 
@@ -174,8 +177,8 @@ def _options(given: Given) -> dict[str, str]:
         raise given.wrong(f"{_show(given.value)} is not a table of name = value")
     options = {}
     for name, value in given.value.items():
-        if not isinstance(value, str | int | float):
-            raise given.wrong(f"{_show(value)} for {name!r} is not a text, number or boolean")
+        if not isinstance(value, str | int | float) or (isinstance(value, int) and abs(value) >> 64):
+            raise given.wrong(f"{_show(value)} for {name!r} is not a text, boolean, or number of 64 bits")
         options[name] = str(value).lower() if isinstance(value, bool) else str(value)
     return options
 
@@ -218,5 +221,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 def _show(value: object) -> str:
     """A value as it may have been written, short enough for one sentence."""
-    shown = str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        shown = str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:
+        return "a number of thousands of digits"
     return shown if len(shown) <= 60 else shown[:57] + "..."

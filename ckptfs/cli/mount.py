@@ -110,14 +110,17 @@ def _make_embedded_tier(path: str, *, shared: bool) -> None:
 def _check_directory(key: str, path: str) -> None:
     """A directory that must be there, since a missing one may be a disk that is not mounted."""
     if not os.path.isdir(path):
-        kind = "is not a directory" if os.path.exists(path) else "does not exist"
+        kind = "is not a directory; name one"
+        if not os.path.exists(path):
+            kind = "does not exist; mount the disk it lies on, or make it with mkdir -p"
         raise CkptfsError(f"{key}: {path} {kind}", Exit.USAGE)
     if not os.access(path, os.W_OK | os.X_OK):
         raise CkptfsError(f"{key}: {path} cannot be written to by this user", Exit.USAGE)
 
 
 def _check_log(config: Config) -> None:
-    if config.log_file and not os.path.isdir(os.path.dirname(config.log_file)):
+    directory = os.path.dirname(config.log_file)
+    if config.log_file and not os.path.isdir(directory):
         raise CkptfsError(
-            f"log_file: the directory {os.path.dirname(config.log_file)} does not exist", Exit.USAGE
+            f"log_file: the directory {directory} does not exist; make it with mkdir -p", Exit.USAGE
         )

@@ -53,11 +53,12 @@ class View:
         }
 
     def code(self) -> Exit:
-        """4 with stuck entries, 5 with interrupted files, 6 without a daemon, else 0."""
+        """4 with stuck entries, 5 with interrupted or skipped files, 6 without a daemon, else 0."""
         if self.status is not None:
             if self.status.get("stuck"):
                 return Exit.STUCK
-            return Exit.INTERRUPTED if self.status.get("interrupted") else Exit.OK
+            kept_back = self.status.get("interrupted") or self.status.get("skipped")
+            return Exit.INTERRUPTED if kept_back else Exit.OK
         return self.error.code if self.error else Exit.NOT_MOUNTED
 
     def absence(self) -> str:
@@ -79,7 +80,8 @@ class View:
 def status(mountpoint: str | None, as_json: bool, watch: bool) -> int:
     """Show the mount at MOUNTPOINT, or all mounts.
 
-    Exit codes: 0 all well, 4 an entry is stuck, 5 a file is interrupted, 6 no daemon.
+    Exit codes: 0 all well, or no mounts; 4 an entry is stuck, 5 a file is interrupted or skipped, 6 no
+    daemon, or MOUNTPOINT is no mount.
     """
     if watch:
         return _watch(mountpoint, as_json)
@@ -112,12 +114,12 @@ def _look(state: MountState) -> View:
 
 
 def exit_code(views: list[View]) -> Exit:
-    """The worst of all; nothing mounted at all is NOT_MOUNTED."""
+    """The worst of all. Where nothing is mounted nothing is wrong; who expects a mount names it."""
     codes = {view.code() for view in views}
     for code in (Exit.STUCK, Exit.INTERRUPTED, Exit.FAILED):
         if code in codes:
             return code
-    return Exit.NOT_MOUNTED if not views or codes != {Exit.OK} else Exit.OK
+    return Exit.NOT_MOUNTED if codes - {Exit.OK} else Exit.OK
 
 
 def _print_json(views: list[View], single: bool) -> None:

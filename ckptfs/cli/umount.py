@@ -6,7 +6,7 @@ import click
 
 from .. import mountpoint as mountpoints
 from ..control import client
-from ..control.mounts import MountState, find_mount
+from ..control.mounts import MountState, find_mount, no_mount
 from ..errors import CkptfsError, Exit
 from ..units import format_duration, plural
 from .follow import check_durable, follow, left_nothing
@@ -65,6 +65,6 @@ def _without_daemon(state: MountState) -> int:
             Exit.LEFT_OVER,
         )
     if not cleaned:
-        raise client.no_daemon(state.mountpoint)
+        raise no_mount(state.mountpoint)
     say(f"{state.mountpoint}: unmounted what an ended daemon had left")
     return Exit.OK

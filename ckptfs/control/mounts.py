@@ -101,7 +101,7 @@ def find_mount(mountpoint: str) -> MountState:
     paths = MountPaths(mountpoint)
     state = read_state(paths)
     if state is None:
-        raise client.no_daemon(paths.mountpoint)
+        raise no_mount(paths.mountpoint)
     if state.mounted and not state.alive and not state.pid:
         raise CkptfsError(
             f"{state.mountpoint} is a ckptfs mount without a control socket in {run_dir()}; it belongs to "
@@ -109,6 +109,20 @@ def find_mount(mountpoint: str) -> MountState:
             Exit.NOT_MOUNTED,
         )
     return state
+
+
+def no_mount(mountpoint: str) -> CkptfsError:
+    """The error for a mount point of which nothing is known: there is nothing to ask, wait for or end."""
+    mounts = mountinfo.read()
+    top = mountinfo.top_at(mountpoint, mounts)
+    around = [mount.path for mount in mounts if mount.ours and mountinfo.inside(mountpoint, mount.path)]
+    if top is not None and not top.ours:
+        what = f"is not a ckptfs mount: {top.source} ({top.fstype}) is mounted there"
+    elif around:
+        what = f"is not a mount point; it lies in the ckptfs mount {max(around, key=len)}"
+    else:
+        what = "is not a ckptfs mount; ckptfs status shows those there are"
+    return CkptfsError(f"{mountpoint} {what}", Exit.NOT_MOUNTED)
 
 
 def mount_of(path: str, states: list[MountState]) -> tuple[MountState, str]:

@@ -19,10 +19,11 @@ from ckptfs.tiers.base import (
     Outcome,
     Source,
     Space,
+    TierError,
     TierInfo,
     Upload,
 )
-from ckptfs.tiers.file_errors import show, tier_error
+from ckptfs.tiers.file_errors import advice, show, tier_error
 from ckptfs.tiers.file_root import Root
 from ckptfs.tiers.file_upload import Uploads
 
@@ -61,11 +62,20 @@ class FileTier:
 
         A directory without one is refused when the identity to expect is known.
         """
-        durable, notes, largest = self._run(
-            f"probing {show(self._root.path)}",
-            lambda root_fd: file_probe.probe(root_fd, self._uploads),
-            create_id=True,
-        )
+        what = f"probing {show(self._root.path)}"
+
+        def job(root_fd: int) -> tuple[bool, tuple[str, ...], int]:
+            try:
+                return file_probe.probe(root_fd, self._uploads)
+            except OSError as exc:
+                if exc.errno == errno.ESTALE:
+                    raise
+                error = tier_error(exc, what)
+                raise TierError(
+                    error.trouble, f"{error.message}; {advice(error.errno)}", error.errno
+                ) from exc
+
+        durable, notes, largest = self._run(what, job, create_id=True)
         return TierInfo(self._url, self._root.tier_id, durable, notes, largest)
 
     def begin(self, version: str, target_dir: bytes, size: int) -> Upload:

@@ -43,6 +43,20 @@ def show(path: bytes) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def advice(code: int) -> str:
+    """What to do about a directory that can't be a tier because of this errno."""
+    user = f"let uid {os.geteuid()} read and write there"
+    return {
+        errno.ENOENT: "mount the file system it lies on, or make it with mkdir -p",
+        errno.ENOTDIR: "name a directory",
+        errno.EACCES: user,
+        errno.EPERM: user,
+        errno.EROFS: "mount that file system read-write",
+        errno.ENOSPC: "make room there",
+        errno.EDQUOT: "make room there",
+    }.get(code, "look at the file system it lies on")
+
+
 def tier_error(exc: OSError, what: str) -> TierError:
     """The `TierError` for an OSError met while doing `what`."""
     code = exc.errno or errno.EIO

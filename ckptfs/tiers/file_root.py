@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Sequence
 
 from ckptfs.tiers.base import RESERVED, TierError, Trouble
-from ckptfs.tiers.file_errors import show
+from ckptfs.tiers.file_errors import advice, show
 
 TIER_ID = RESERVED + b"/tier-id"
 UPLOADS = RESERVED + b"/uploads"
@@ -90,7 +90,8 @@ class Root:
         except OSError as exc:
             raise TierError(
                 Trouble.DOWN,
-                f"tier directory {show(self.path)} cannot be opened: {exc.strerror}",
+                f"tier directory {show(self.path)} cannot be opened: {exc.strerror};"
+                f" {advice(exc.errno or errno.EIO)}",
                 exc.errno or errno.EIO,
             ) from exc
         try:
@@ -172,6 +173,6 @@ class Root:
         except OSError as exc:
             raise TierError(
                 Trouble.DOWN,
-                f"{show(self.path)} cannot be made a tier: {exc.strerror}",
+                f"{show(self.path)} cannot be made a tier: {exc.strerror}; {advice(exc.errno or errno.EIO)}",
                 exc.errno or errno.EIO,
             ) from exc

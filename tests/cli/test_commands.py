@@ -17,6 +17,7 @@ import pytest
 from cli_result import Result
 from fake_daemon import FakeDaemon, write_state
 
+from ckptfs import mountinfo
 from ckptfs.control import client
 from ckptfs.errors import CkptfsError, Exit
 from ckptfs.paths import MountPaths
@@ -48,18 +49,42 @@ def test_status_of_one_and_of_all(ckptfs: Ckptfs, tmp_path: Path, daemon: FakeDa
 
 
 def test_status_codes(ckptfs: Ckptfs, daemon: FakeDaemon) -> None:
+    assert ckptfs("status").code == 0
+    daemon.status["skipped"] = [{"path": "a", "size": 1}]
+    assert ckptfs("status").code == Exit.INTERRUPTED
+    daemon.status["skipped"] = []
     daemon.status["interrupted"] = [{"path": "a", "size": 1, "reason": "killed", "since": 1}]
     assert ckptfs("status").code == Exit.INTERRUPTED
     daemon.status["stuck"] = [{"path": "b", "operation": "PUT", "error": "no", "since": 1, "retries": 2}]
     assert ckptfs("status", "--json").code == Exit.STUCK
 
 
-def test_status_without_mounts(ckptfs: Ckptfs, tmp_path: Path) -> None:
-    assert ckptfs("status").code == Exit.NOT_MOUNTED
-    assert ckptfs("status", "--json").out == "[]\n"
-    result = ckptfs("status", tmp_path / "mnt")
-    assert result.code == Exit.NOT_MOUNTED
-    assert result.sentence == f"no ckptfs daemon serves {tmp_path}/mnt; run ckptfs mount {tmp_path}/mnt"
+def test_status_without_mounts(ckptfs: Ckptfs) -> None:
+    """Nothing is mounted, so nothing is wrong. Who expects a mount names it."""
+    result = ckptfs("status")
+    assert (result.code, result.out, result.err) == (0, "no ckptfs mounts\n", "")
+    for more in ([], ["--watch"]):
+        result = ckptfs("status", "--json", *more)
+        assert (result.code, result.out, result.err) == (0, "[]\n", "")
+    assert ckptfs("wait").code == Exit.NOT_MOUNTED  # nothing was made durable
+
+
+@pytest.mark.parametrize(
+    "command", [["status"], ["status", "--json"], ["status", "--watch"], ["umount"], ["wait", "--mount"]]
+)
+def test_what_was_never_mounted_is_said_to_be_no_mount(
+    ckptfs: Ckptfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    result = ckptfs(*command, tmp_path / "mnt")
+    assert (result.code, result.out) == (Exit.NOT_MOUNTED, "")
+    sentence = f"{tmp_path}/mnt is not a ckptfs mount; ckptfs status shows those there are"
+    assert result.sentence == sentence
+    assert ckptfs(*command, tmp_path / "missing").code == Exit.NOT_MOUNTED
+    assert "/proc is not a ckptfs mount: " in ckptfs(*command, "/proc").sentence
+    there = mountinfo.Mount(1, 0, "0:50", str(tmp_path), mountinfo.FSTYPE, "ckptfs")
+    monkeypatch.setattr(mountinfo, "read", lambda: [there])
+    result = ckptfs(*command, tmp_path / "mnt")
+    assert result.sentence == f"{tmp_path}/mnt is not a mount point; it lies in the ckptfs mount {tmp_path}"
 
 
 def test_what_is_staged_without_a_daemon_is_shown(ckptfs: Ckptfs, tmp_path: Path) -> None:

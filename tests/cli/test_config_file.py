@@ -132,6 +132,16 @@ def test_relative_paths_start_where_they_are_written(tmp_path: Path, monkeypatch
         ("[tier_options]\na = [1]", "[1] for 'a'"),
         ("cache_size =", "not valid TOML"),
         ("chunk_size = 10", "between"),
+        ("settle_time = 1" + "0" * 400, "is not between 0 s and 1h"),
+        ("settle_time = inf", "is not between 0 s and 1h"),
+        ("cache_size = 1" + "0" * 400, "is not between 0 B and"),
+        ("cache_size = -5", "-5 is not between 0 B and"),
+        ("cache_size = 0x1" + "0" * 5000, "a number of thousands of digits is not between"),
+        ("workers = 1" + "0" * 400, "... is not between 1 and 64"),
+        ("memory_floor = nan", "nan is not between 0 and 0.9"),
+        ("memory_floor = 1" + "0" * 400, "is not between 0 and 0.9"),
+        ("[tier_options]\na = 0x1" + "0" * 5000, "a number of thousands of digits for 'a'"),
+        ("cache_size = 1" + "0" * 5000, "not valid TOML"),
     ],
 )
 def test_bad_files_are_one_sentence_with_key_and_file(tmp_path: Path, text: str, part: str) -> None:
@@ -142,6 +152,11 @@ def test_bad_files_are_one_sentence_with_key_and_file(tmp_path: Path, text: str,
     if "TOML" not in part:
         key = text.lstrip("[").split("=")[0].split("]")[0].strip()
         assert key in message or key.replace("_", "-") in message
+
+
+@pytest.mark.parametrize("text", ["--5", "-", "", "4.0", "\u0664", "1" + "0" * 5000])
+def test_a_flag_that_is_no_whole_number(text: str) -> None:
+    assert "is not a whole number" in refusal({"workers": text})
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
