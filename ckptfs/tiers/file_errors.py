@@ -43,11 +43,15 @@ def show(path: bytes) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
-def advice(code: int) -> str:
-    """What to do about a directory that can't be a tier because of this errno."""
+def advice(code: int, known: bool = False) -> str:
+    """What to do about a directory that can't be a tier because of this errno.
+
+    `known`: it has been the tier before, so that a new directory will not do.
+    """
     user = f"let uid {os.geteuid()} read and write there"
     return {
-        errno.ENOENT: "mount the file system it lies on, or make it with mkdir -p",
+        errno.ENOENT: "mount the file system it lies on, or "
+        + ("put it back" if known else "make it with mkdir -p"),
         errno.ENOTDIR: "name a directory",
         errno.EACCES: user,
         errno.EPERM: user,

@@ -91,7 +91,7 @@ class Root:
             raise TierError(
                 Trouble.DOWN,
                 f"tier directory {show(self.path)} cannot be opened: {exc.strerror};"
-                f" {advice(exc.errno or errno.EIO)}",
+                f" {advice(exc.errno or errno.EIO, bool(self.tier_id))}",
                 exc.errno or errno.EIO,
             ) from exc
         try:

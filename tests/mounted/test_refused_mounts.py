@@ -27,6 +27,9 @@ def test_a_tier_that_does_not_exist(new_mount: NewMount) -> None:
     assert "mount the file system it lies on, or make it with mkdir -p (--allow-tier-down mounts any" in said
     mount.tier.mkdir()
     mount.start()
+    mount.umount()
+    mount.tier.rename(mount.base / "aside")  # an empty directory in its place would be no tier
+    assert "mount the file system it lies on, or put it back (--allow-tier-down" in refusal(mount)
 
 
 def test_a_tier_that_is_no_directory(new_mount: NewMount, disk: Path) -> None:
