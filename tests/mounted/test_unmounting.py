@@ -233,7 +233,7 @@ def test_a_second_signal_ends_at_once_whatever_waits(
     os.kill(mount.pid, signal.SIGTERM)
     gone(mount)
     took = time.monotonic() - begun
-    assert took < 1.0, mount.log()
+    assert took < 1.5, mount.log()  # a part of a second, were the machine idle
     assert not any(alive(pid) for pid in hung)
     _, said = waiting[0].communicate(timeout=10)
     if obstacle == "ckptfs wait":
@@ -258,7 +258,7 @@ def test_the_time_to_drain_is_kept_although_a_call_waits_for_the_tier(new_mount:
     begun = time.monotonic()
     os.kill(mount.pid, signal.SIGTERM)
     gone(mount)
-    assert time.monotonic() - begun < 3
+    assert time.monotonic() - begun < 5
     process.communicate(timeout=10)
     assert process.returncode == 1
     aside.rename(mount.tier)
