@@ -152,7 +152,7 @@ class World:
         """Run the body in the core, then commit, unless the process dies before that."""
         before = {v: e.pos for v, e in self.pending().items()}
         yield
-        if crash:
+        if crash and not self.full:
             raise Crash
         self.commit()
         self._note_rewrites(before)
@@ -502,10 +502,10 @@ class World:
         for handle in self.handles:
             if handle.file is file:
                 handle.linked = False
-        dead = {n.path() for n in self.core.state.graves.values()}
+        dead = {n.ident for n in self.core.state.graves.values() if n.present}
         coming = {version_of(e) for e in self.core.state.log.values() if e.node.dead_pos}
-        for path, obj in self.tier.visible().items():
-            if path not in dead and obj.version not in coming:
+        for obj in self.tier.visible().values():
+            if obj.ident not in dead and obj.version not in coming:
                 self.before.pop(obj.version, None)  # it comes back
         self.look_everywhere()
 
@@ -542,7 +542,6 @@ class World:
         for other, obj in self.tier.visible().items():
             if other == path or other.startswith(path + b"/"):
                 self.before.pop(obj.version, None)
-                self.alien_gone.add(obj.version)  # no promise about it any more
                 for file in self.walk().values():
                     if isinstance(file, RefFile):
                         file.shadows.discard(obj.version)
@@ -659,8 +658,9 @@ class World:
                 if isinstance(file, RefFile) and there is not None:
                     file.shadows.discard(there.version)
                     file.covers.discard(there.version)
-            if there is not None and kind == "forced":
-                self.alien_gone.add(there.version)
+            if isinstance(op, Remove) and there is not None and there.token == op.expected:
+                dead = there.version in self.before.keys() | self.skipped
+                assert dead or self.lenient or there.kind == Kind.DIR, f"{op.path!r} is in use"
         done = self.tier.is_done(op)
         answer = self.tier.apply(op)
         if isinstance(op, Put) and isinstance(answer, Applied) and not done:
@@ -927,8 +927,7 @@ class World:
         self._check_journal()
         self._check_data()
         self._record_history()
-        if not self.lenient:
-            self._check_tier()
+        self._check_tier()
 
     def _check_mount(self) -> None:
         """Invariant 1: the mount is the reference."""
@@ -1104,10 +1103,32 @@ class World:
             assert obj.version in self.contents, f"R6: {path!r} shows unfinished {obj.version}"
             assert obj.cells == self.contents[obj.version], f"R6: {path!r} is torn"
         shown = {o.version for o in visible.values()}
+        kept = self._kept_aside()
         view = self.history[-1]
         for path, version in view.items():
             if version in self.applied and version not in self.alien_gone:
-                assert version in shown, f"{version}, the content of {path!r}, is gone from the tier"
+                where = shown | kept if self.lenient else shown
+                assert version in where, f"{version}, the content of {path!r}, is gone from the tier"
+        given_up = {v for view in self.history for v in view.values()} - set(view.values())
+        for version in self.foreign:
+            assert version in shown | kept | self.alien_gone | given_up, f"W3: {version} of others is lost"
+        if not self.lenient:
+            self._check_shadows(shown)
+            self._check_r7({p: o.version for p, o in visible.items()})
+
+    def _kept_aside(self) -> set[str]:
+        """Versions that W3 kept."""
+        kept = set()
+        for obj in self.tier.conflicts:
+            stack = [obj]
+            while stack:
+                o = stack.pop()
+                kept.add(o.version)
+                stack += o.children.values()
+        return kept
+
+    def _check_shadows(self, shown: set[str]) -> None:
+        """R6: the old file stays until the one that replaces it is published."""
         for path, file in self.walk().items():
             if not isinstance(file, RefFile):
                 continue
@@ -1116,24 +1137,13 @@ class World:
                 file.covers.clear()
             for version in ((file.shadows & self.applied) | file.covers) - self.alien_gone:
                 assert version in shown, f"R6: {path!r} is not published and the old {version} is gone"
-        kept = set()
-        for obj in self.tier.conflicts:
-            stack = [obj]
-            while stack:
-                o = stack.pop()
-                kept.add(o.version)
-                stack += o.children.values()
-        ever = {v for view in self.history for v in view.values()}
-        for version in self.foreign:
-            assert version in shown | kept | self.alien_gone | ever, f"W3: {version} of others is lost"
-        self._check_r7({p: o.version for p, o in visible.items()})
 
     def _check_r7(self, visible: dict[bytes, str]) -> None:
         """There is a k such that every live entry of S(k) is on the tier, and no PUT after k is."""
         now = self.history[-1]
         least = 0
         for path, version in visible.items():
-            if version not in self.foreign | self.alien_gone:
+            if version not in self.foreign:
                 least = max(least, self.first.get((path, version), self.born.get(version, 0)))
         missing: list[tuple[bytes, str]] = []
         for k in range(least, len(self.history)):
