@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ckptfs.core.model import Entry, EntryKind, Inode, Node, Unsealed, to_ns
+from ckptfs.core.model import Entry, EntryKind, Inode, Unsealed, to_ns
 from ckptfs.core.order import Order
 from ckptfs.core.state import State
 from ckptfs.tiers.base import Kind
@@ -167,7 +167,8 @@ class Content:
             inode.node = None
         held = order.held_graves(inode)
         if (parent.ino, name) not in self.state.targets:
-            at_name = [n for n in self.state.graves.values() if _is_at(n, parent, name)]
+            graves = [n for n in self.state.graves.values() if n.name == name]
+            at_name = [n for n in graves if order.dir_now(n.parent) is parent]
             held += [n for n in at_name if n.held_by is None]
         for node in held:
             order.unbury(node)
@@ -210,7 +211,3 @@ class Content:
         for inode in [i for i in self.state.inodes.values() if i.dead]:
             self.order.reap(inode)
         return sealed, interrupted
-
-
-def _is_at(node: Node, parent: Inode, name: bytes) -> bool:
-    return node.name == name and node.parent is not None and node.parent is parent.node

@@ -50,7 +50,7 @@ class Order(Publishing):
 
     def _name_wanted(self, node: Node) -> bool:
         """Whether a later file will overwrite the name anyway, or may: then it stays till then."""
-        dir = self._dir_now(node.parent)
+        dir = self.dir_now(node.parent)
         if dir is None:
             return False
         if (dir.ino, node.name) in self.state.targets:
@@ -58,11 +58,11 @@ class Order(Publishing):
         holder = dir.children.get(node.name)
         return holder is not None and holder.kind != Kind.DIR and holder.local
 
-    def _dir_now(self, node: Node | None) -> Inode | None:
+    def dir_now(self, node: Node | None) -> Inode | None:
         """The mount's directory at this place: also one made again, which takes over what is left in it."""
         if node is None or node.inode is not None:
             return node.inode if node is not None else None
-        up = self._dir_now(node.parent)
+        up = self.dir_now(node.parent)
         there = up.children.get(node.name) if up is not None else None
         return there if there is not None and there.kind == Kind.DIR else None
 

@@ -291,10 +291,17 @@ class OrderMachine(RuleBasedStateMachine):
         if there is None or there.kind != Kind.DIR:
             self.w.foreign_put(path)
 
+    @rule(d=pick, n=dir_name)
+    def foreign_mkdir(self, d: int, n: bytes) -> None:
+        visible = self.w.tier.visible()
+        dirs = [b"", *(p for p, o in visible.items() if o.kind == Kind.DIR)]
+        path = join(choose(dirs, d), n)
+        if path not in visible and path.count(b"/") < 3:
+            self.w.foreign_mkdir(path)
+
     @rule(f=pick)
     def foreign_remove(self, f: int) -> None:
-        paths = [p for p, o in self.w.tier.visible().items() if not o.children]
-        if paths:
+        if paths := list(self.w.tier.visible()):
             self.w.foreign_remove(choose(paths, f))
 
     # -- the journal -------------------------------------------------------------------------

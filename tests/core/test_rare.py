@@ -96,6 +96,27 @@ def test_r6_discarding_goes_back_to_a_version_on_its_way_under_the_old_name(
     assert tier_files(w) == {b"b": tuple(good)}
 
 
+@pytest.mark.parametrize("made", [False, True])
+def test_r6_discarding_in_a_directory_made_again_goes_back_to_what_the_tier_has(w: World, made: bool) -> None:
+    """rm -r d; mkdir d; save(d/f) is killed: whether or not the tier has got as far as the new d."""
+    w.mkdir(b"d")
+    save(w, b"d/f")
+    finish(w)
+    good = tier_files(w)
+    w.unlink(b"d/f")
+    w.rmdir(b"d")
+    w.mkdir(b"d")
+    h = w.create(b"d/f")
+    w.write(h, 0, 1)
+    w.close(h, killed=True)
+    if made:
+        w.drain()
+    assert tier_files(w) == good
+    w.discard(b"d/f")
+    finish(w)
+    assert tier_files(w) == good
+
+
 # -- removals of directories -----------------------------------------------------------------------
 
 

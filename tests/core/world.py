@@ -847,7 +847,15 @@ class World:
             self.alien_gone.add(old.version)
 
     def foreign_remove(self, path: bytes) -> None:
-        self.alien_gone.add(self.tier.foreign_remove(path).version)
+        """A file, or a directory with all there is in it."""
+        gone = [self.tier.foreign_remove(path)]
+        while gone:
+            obj = gone.pop()
+            self.alien_gone.add(obj.version)
+            gone += obj.children.values()
+
+    def foreign_mkdir(self, path: bytes) -> None:
+        self.tier.foreign_mkdir(path)
 
     # -- crash -------------------------------------------------------------------------------
 
