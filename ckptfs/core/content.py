@@ -148,12 +148,11 @@ class Content:
             self.state.set_data(inode, last.data)
             inode.size, inode.mtime_ns = last.length, last.mtime_ns
             self.state.keep(inode)
-            if last.node.dead_pos:  # renamed since it was handed to the tier: it follows after all
-                assert inode.parent is not None
-                assert inode.name is not None
-                order.unbury(last.node)
-                last.node.inode = inode
-                order.append(EntryKind.MOVE, inode, last.node, inode.parent, inode.name)
+            if last.node.dead_pos:
+                # Renamed since it was handed to the tier, where the old name may be in use again by the
+                # time that a MOVE had its turn: sent again, under the new name.
+                inode.unsealed = Unsealed.REWRITTEN
+                self.seal(inode, last.sealed_at)
             order.release_held(inode)
             return Revert(last.data, last.length)
         parent, name = inode.parent, inode.name
@@ -167,7 +166,7 @@ class Content:
             inode.node = None
         held = order.held_graves(inode)
         if (parent.ino, name) not in self.state.targets:
-            graves = [n for n in self.state.graves.values() if n.name == name]
+            graves = [n for n in self.state.graves.values() if n.name == name and not n.pending]
             at_name = [n for n in graves if order.dir_now(n.parent) is parent]
             held += [n for n in at_name if n.held_by is None]
         for node in held:

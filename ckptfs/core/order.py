@@ -69,6 +69,8 @@ class Order(Publishing):
     def removed(self, node: Node, answer: Applied) -> None:
         """The tier does not have the object any more (or keeps somebody else's, W3, W4)."""
         self.state.conflicts += answer.conflict
+        if node.id not in self.state.nodes:
+            return  # given up meanwhile, or seen to be gone with its directory
         parent = node.parent
         if parent is not None:
             self._mark(parent, node.name)

@@ -193,10 +193,11 @@ class TierView:
 
     def _refresh(self, inode: Inode, found: Found) -> None:
         a = found.attrs
-        if inode.kind != Kind.DIR:
-            inode.size = found.size
-        elif inode.ino in self.state.busy_dirs:
+        size = found.size if inode.kind != Kind.DIR else inode.size
+        if inode.kind == Kind.DIR and inode.ino in self.state.busy_dirs:
             return
-        inode.target = found.target
-        inode.mode, inode.uid, inode.gid = a.mode, a.uid, a.gid
-        inode.atime_ns, inode.mtime_ns = a.atime_ns, a.mtime_ns
+        if inode.attrs() != a or (inode.size, inode.target) != (size, found.target):
+            inode.size, inode.target = size, found.target
+            inode.mode, inode.uid, inode.gid = a.mode, a.uid, a.gid
+            inode.atime_ns, inode.mtime_ns = a.atime_ns, a.mtime_ns
+            self.state.touch(inode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -73,8 +74,9 @@ def test_r1_attributes_in_a_directory_whose_rename_has_no_answer_wait_for_it(w: 
 
 
 @pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("reused", [False, True])
 def test_r6_discarding_goes_back_to_a_version_on_its_way_under_the_old_name(
-    w: World, published: bool
+    w: World, published: bool, reused: bool
 ) -> None:
     if published:
         save(w, b"a")
@@ -89,11 +91,28 @@ def test_r6_discarding_goes_back_to_a_version_on_its_way_under_the_old_name(
     w.write(h, 0, 1)
     w.rename(b"a", b"b")
     w.close(h, killed=True)
+    if reused:
+        save(w, b"a")
     w.discard(b"b")
     w.check()
     w.crash()
     finish(w)
-    assert tier_files(w) == {b"b": tuple(good)}
+    assert tier_files(w).pop(b"b") == tuple(good)
+    assert tier_names(w) == ({b"a", b"b"} if reused else {b"b"})
+
+
+def test_r6_discarding_does_not_bring_back_what_is_on_its_way_to_another_name(w: World) -> None:
+    save(w, b"a")
+    finish(w)
+    w.rename(b"a", b"b")
+    save(w, b"b")
+    w.rename(b"b", b"c")  # the old version goes after its way from a to b
+    h = w.create(b"a")
+    w.write(h, 0, 1)
+    w.close(h, killed=True)
+    w.discard(b"a")
+    finish(w)
+    assert tier_names(w) == {b"c"}
 
 
 @pytest.mark.parametrize("made", [False, True])
@@ -165,6 +184,22 @@ def test_r3_a_directory_removed_and_made_again_keeps_what_is_overwritten(w: Worl
         assert b"d/e/f" in tier_names(w)
     finish(w)
     assert w.core.state.conflicts == 0
+
+
+def test_r3_a_removal_is_answered_after_its_directory_was_seen_to_be_gone(w: World) -> None:
+    w.mkdir(b"d")
+    save(w, b"d/f")
+    finish(w)
+    w.unlink(b"d/f")
+    assert w.removals_take()
+    w.foreign_remove(b"d")
+    w.look_everywhere()
+    assert w.walk() == {}
+    w.round_apply()
+    w.round_answer()
+    w.check()
+    assert len(w.journal.load().nodes) <= 1  # the root's
+    finish(w)
 
 
 # -- after `ckptfs skip` of a rename -----------------------------------------------------------------
@@ -297,6 +332,18 @@ def test_w2_an_older_listing_does_not_bring_back_a_directory_that_was_seen_to_be
     assert b"d" not in w.walk()
     w.merge(w.questions[0])
     assert b"d" not in w.walk()
+
+
+def test_w2_attributes_that_others_changed_are_journaled_where_a_row_says_otherwise(w: World) -> None:
+    w.mkdir(b"d")
+    finish(w)
+    there = w.tier.at(b"d")
+    assert there is not None
+    there.attrs = replace(there.attrs, mode=0o700)
+    w.look_everywhere()
+    assert w.inode(b"d").mode == 0o700
+    w.commit()
+    w.check()
 
 
 # -- the journal can't be written --------------------------------------------------------------------

@@ -115,6 +115,7 @@ class World:
         self.applied: set[str] = set()
         self.alien_gone: set[str] = set()
         self.foreign: set[str] = set()
+        self.let_be: set[str] = set()
         self.skipped: set[str] = set()
         self.before: dict[str, set[str]] = {}
         self.lenient = False
@@ -371,7 +372,7 @@ class World:
 
     def _dies(self, version: str | None) -> None:
         """The mount has no use for a version any more: it may go after what is un-applied now (R3)."""
-        if version is not None:
+        if version is not None and version not in self.before:
             self.before[version] = set(self.pending()) - {version}
 
     def _drop_ref(self, file: RefFile, heir: RefFile | None = None) -> None:
@@ -383,7 +384,7 @@ class World:
         for version in (file.sealed, *file.shadows, *file.covers, *file.puts):
             if version is None:
                 continue
-            if heir is not None and version in shown and version not in file.shadows:
+            if heir is not None and version in shown - file.shadows - self.before.keys():
                 heir.covers.add(version)
             self._dies(version)
 
@@ -493,10 +494,11 @@ class World:
             if file.target is None:
                 file.cells = list(self.contents[file.sealed])
             file.unsealed = file.held = file.closed = False
-            for version in file.shadows - {file.sealed}:
+            if inode.puts[-1].version != file.sealed:  # renamed meanwhile: sealed again under the new name
+                self._sealed(file, inode.puts[-1], list(file.shadows))
+            for version in file.shadows:
                 self._dies(version)
             file.shadows.clear()
-            self._record_history()
             return
         del self.ref_dir(parent).children[name]
         for handle in self.handles:
@@ -505,8 +507,9 @@ class World:
         dead = {n.ident for n in self.core.state.graves.values() if n.present}
         coming = {version_of(e) for e in self.core.state.log.values() if e.node.dead_pos}
         for obj in self.tier.visible().values():
-            if obj.ident not in dead and obj.version not in coming:
-                self.before.pop(obj.version, None)  # it comes back
+            if obj.ident not in dead and obj.version not in coming and obj.version in self.before:
+                del self.before[obj.version]  # it comes back
+                self.let_be.add(obj.version)
         self.look_everywhere()
 
     def skip(self, e: Entry) -> None:
@@ -542,6 +545,7 @@ class World:
         for other, obj in self.tier.visible().items():
             if other == path or other.startswith(path + b"/"):
                 self.before.pop(obj.version, None)
+                self.let_be.add(obj.version)
                 for file in self.walk().values():
                     if isinstance(file, RefFile):
                         file.shadows.discard(obj.version)
@@ -654,13 +658,15 @@ class World:
         if kind == "forced" or (kind == "batch" and not self.tier.is_done(op)):
             # A name that is used again: what is there goes, R6 or not.
             there = self.tier.at(op.dst if isinstance(op, Move) else op.path)
-            for file in self.walk().values() if there is not None else ():
-                if isinstance(file, RefFile) and there is not None:
-                    file.shadows.discard(there.version)
-                    file.covers.discard(there.version)
-            if isinstance(op, Remove) and there is not None and there.token == op.expected:
+            if there is not None:
                 dead = there.version in self.before.keys() | self.skipped
-                assert dead or self.lenient or there.kind == Kind.DIR, f"{op.path!r} is in use"
+                for file in self.walk().values():
+                    if isinstance(file, RefFile) and there.version in file.shadows | file.covers:
+                        dead = True
+                        file.shadows.discard(there.version)
+                        file.covers.discard(there.version)
+                if isinstance(op, Remove) and there.kind != Kind.DIR and there.token == op.expected:
+                    assert dead or self.lenient, f"{op.path!r} is in use"
         done = self.tier.is_done(op)
         answer = self.tier.apply(op)
         if isinstance(op, Put) and isinstance(answer, Applied) and not done:
@@ -1152,7 +1158,8 @@ class World:
         least = 0
         for path, version in visible.items():
             if version not in self.foreign:
-                least = max(least, self.first.get((path, version), self.born.get(version, 0)))
+                born = self.born.get(version, 0)  # also of one that was let be, wherever it was found again
+                least = max(least, born if version in self.let_be else self.first.get((path, version), born))
         missing: list[tuple[bytes, str]] = []
         for k in range(least, len(self.history)):
             missing = [
@@ -1193,6 +1200,7 @@ class World:
         """Nothing open, nothing held: the tier's tree is the mount's, and nothing is left over."""
         self.look_everywhere()
         self.drain()
+        self.look_everywhere()  # a directory that others removed and we made again has lost its mode
         self.check()
         if not self.lenient:
             tier = {p: (o.kind, o.cells, o.target) for p, o in self.tier.visible().items()}
