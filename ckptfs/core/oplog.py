@@ -277,8 +277,12 @@ class OpLog:
         node.present = False
         inode = node.inode
         node.inode = None
-        node.dead_pos = 0
         self._void_moves(node, node.pending)
+        if node.pending:  # its own MKDIR comes yet: something was put into it before
+            node.inode, node.parent, node.name = inode, None, b""
+            s.touch_node(node)
+            return
+        node.dead_pos = 0
         s.drop_node(node)
         if inode is not None and inode.node is node:
             inode.node = None

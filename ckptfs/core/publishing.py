@@ -123,6 +123,8 @@ class Publishing(OpLog):
         node = dir.node
         if node is None or node.dead_pos:
             node = dir.node = self.new_node(dir)
+        self._mark(up.node, dir.name)
+        self._mark_moved(node)  # the directory was asked about under another node, if at all
         self._replace(up.node, dir.name, node)
         s.touch(dir)
         self.attrs_changed(dir)
@@ -217,9 +219,9 @@ class Publishing(OpLog):
             self._source_gone(e, answer)
             return
         self._mark(parent, e.name)
+        self._mark_moved(node)
         if node.parent is not None and node.present:
             self._mark(node.parent, node.name)
-            self._mark_moved(node)
             if node.parent.children.get(node.name) is node:
                 del node.parent.children[node.name]
             self._dirty_dir(node.parent)

@@ -202,6 +202,26 @@ def test_r3_a_removal_is_answered_after_its_directory_was_seen_to_be_gone(w: Wor
     finish(w)
 
 
+def test_a_directory_yet_to_be_made_survives_another_one_made_in_its_place_before(w: World) -> None:
+    w.mkdir(b"d")
+    save(w, b"d/old")
+    publish(w, limit=1)
+    w.now += 5
+    w.foreign_remove(b"d")
+    w.rename(b"d", b"e")
+    w.unlink(b"e/old")  # it is still published, and makes its directory again
+    w.mkdir(b"a")
+    w.rmdir(b"a")
+    publish(w, limit=1)  # the rename finds nothing
+    w.rename(b"e", b"a")
+    save(w, b"a/new")
+    send(w)
+    while log(w):
+        publish(w, limit=1)
+    finish(w)
+    assert tier_names(w) == {b"a", b"a/new"}
+
+
 # -- after `ckptfs skip` of a rename -----------------------------------------------------------------
 
 
@@ -332,6 +352,26 @@ def test_w2_an_older_listing_does_not_bring_back_a_directory_that_was_seen_to_be
     assert b"d" not in w.walk()
     w.merge(w.questions[0])
     assert b"d" not in w.walk()
+
+
+@pytest.mark.parametrize("made", ["for a file", "by itself"])
+def test_w2_a_listing_of_a_directory_that_was_made_anew_since_is_not_believed(w: World, made: str) -> None:
+    w.mkdir(b"d")
+    save(w, b"d/removed")
+    finish(w)
+    w.rename(b"d", b"e")
+    w.unlink(b"e/removed")
+    if made == "for a file":
+        save(w, b"e/f")
+    assert w.ask(b"e")  # still d on the tier
+    w.foreign_remove(b"d")
+    w.drain()
+    if made == "by itself" and b"e" in w.walk():
+        w.rmdir(b"e")
+    w.merge(w.questions[0])
+    w.check()
+    finish(w)
+    assert tier_names(w) == ({b"e", b"e/f"} if made == "for a file" else set())
 
 
 def test_w2_attributes_that_others_changed_are_journaled_where_a_row_says_otherwise(w: World) -> None:

@@ -538,12 +538,12 @@ class World:
 
     def give_up_removal(self, node: Node) -> None:
         """`ckptfs skip` of a removal the tier refuses: the object stays and comes back into view."""
-        path = next((p for p, o in self.tier.visible().items() if o.ident == node.ident), node.path())
+        path = next((p for p, o in self.tier.visible().items() if o.ident == node.ident), None)
         self.before.pop(self.tier.versions.get(node.ident, ""), None)
         with self.syscall():
             self.core.order.give_up_removal(node)
         for other, obj in self.tier.visible().items():
-            if other == path or other.startswith(path + b"/"):
+            if path is not None and (other == path or other.startswith(path + b"/")):
                 self.before.pop(obj.version, None)
                 self.let_be.add(obj.version)
                 for file in self.walk().values():
