@@ -45,7 +45,9 @@ class Publishing(OpLog):
         places: set[tuple[int, bytes]] = set()
         for e in self.state.log.values():
             place = (e.dir.ino, e.name)
-            if len(entries) >= limit or place in places or not e.complete or (e.stuck and entries):
+            if len(entries) >= limit or place in places or not e.complete:
+                break
+            if entries and (e.stuck or self._superseded(e)):
                 break
             dir_path = self._dir_path(e.dir, made)
             if dir_path is None:
@@ -80,12 +82,13 @@ class Publishing(OpLog):
         """Deal with entries at the head that can't be applied as they are.
 
         A MOVE of something that never reached the tier (skipped, or renamed when refused) is done.
-        A directory that others removed is made again by whatever is put into it.
+        A directory that others removed is made again by whatever is put into it, maybe before one that
+        had its name earlier: that one, removed in the mount, is not made any more.
         """
         log = self.state.log
         while log:
             e = next(iter(log.values()))
-            if e.kind == EntryKind.MOVE and not e.node.present:
+            if (e.kind == EntryKind.MOVE and not e.node.present) or self._superseded(e):
                 self._finish(e)
                 self._reap_both(e)
             elif e.dir.node is not None and e.dir.node.present:
@@ -94,6 +97,11 @@ class Publishing(OpLog):
                 self._homeless(e)
             else:
                 self._place(e.dir)
+
+    def _superseded(self, e: Entry) -> bool:
+        """Whether it would make a removed directory where the tier has one that is in use."""
+        there = self._occupant(e) if e.kind == EntryKind.MKDIR and e.node.dead_pos else None
+        return there is not None and there.kind == Kind.DIR and there.inode is not None
 
     def _homeless(self, e: Entry) -> None:
         """The head of the log would go into a removed directory that others removed on the tier too."""

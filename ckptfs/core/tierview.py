@@ -114,6 +114,9 @@ class TierView:
         if known.dead_pos or known.pending:
             return []
         inode = known.inode
+        if found is not None and found.kind == known.kind == Kind.DIR and found.token != known.token:
+            known.token, known.ident = found.token, found.ident  # made again
+            self.state.touch_node(known)
         if found is not None and found.kind == known.kind and found.token == known.token:
             if inode is None and free:
                 self._adopt(dir, node, name, found, known)
@@ -121,10 +124,6 @@ class TierView:
                 self._refresh(inode, found)
             return []
         # Somebody else changed or removed what we knew.
-        if found is not None and found.kind == known.kind == Kind.DIR:
-            known.token, known.ident = found.token, found.ident  # made again
-            self.state.touch_node(known)
-            return []
         if inode is not None and (inode.local or inode.pending or inode is not child):
             return []
         if self._busy(known, asked) or known.setting is not None:

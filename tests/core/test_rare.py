@@ -222,6 +222,24 @@ def test_a_directory_yet_to_be_made_survives_another_one_made_in_its_place_befor
     assert tier_names(w) == {b"a", b"a/new"}
 
 
+def test_a_removed_directory_does_not_take_the_place_of_one_that_was_made_before_its_turn(w: World) -> None:
+    w.mkdir(b"d")
+    finish(w)
+    w.rename(b"d", b"e")
+    w.mkdir(b"e/sub")
+    w.mkdir(b"d")
+    w.rmdir(b"d")
+    w.rename(b"e", b"d")
+    w.foreign_remove(b"d")
+    w.drain()
+    assert w.core.tier.tier_path(w.inode(b"d")) == b"d"
+    assert not w.core.state.graves
+    w.foreign_put(b"d/theirs")
+    w.look_everywhere()
+    assert b"d/theirs" in w.walk()
+    finish(w)
+
+
 # -- after `ckptfs skip` of a rename -----------------------------------------------------------------
 
 

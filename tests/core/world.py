@@ -445,7 +445,7 @@ class World:
             waiting = (node.unsealed or node.held) and not live
             if waiting:
                 # R6: it takes effect at the seal; until then the tier keeps what it has.
-                node.shadows |= (shown | frozen) & {*node.puts, node.sealed}
+                node.shadows |= ((shown | frozen) & {*node.puts, node.sealed}) - self.before.keys()
                 node.covers.clear()
                 node.sealed_before = len(node.puts)
                 node.sealed = None
@@ -507,8 +507,9 @@ class World:
         dead = {n.ident for n in self.core.state.graves.values() if n.present}
         coming = {version_of(e) for e in self.core.state.log.values() if e.node.dead_pos}
         for obj in self.tier.visible().values():
-            if obj.ident not in dead and obj.version not in coming and obj.version in self.before:
-                del self.before[obj.version]  # it comes back
+            given_up = obj.version in self.before.keys() | file.shadows | file.covers
+            if given_up and obj.ident not in dead and obj.version not in coming:
+                self.before.pop(obj.version, None)  # it comes back
                 self.let_be.add(obj.version)
         self.look_everywhere()
 
