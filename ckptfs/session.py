@@ -12,6 +12,7 @@ import subprocess
 import time
 import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -29,6 +30,7 @@ from ckptfs.engine.publisher import Publisher
 from ckptfs.engine.recovery import recover
 from ckptfs.engine.report import Report
 from ckptfs.engine.space import SpaceInfo
+from ckptfs.engine.supervise import supervised
 from ckptfs.engine.uploader import Uploader, backoff
 from ckptfs.engine.view import View
 from ckptfs.errors import CkptfsError, Exit
@@ -52,11 +54,11 @@ HANG_S = 10.0
 STATE_S = 1.0
 """How often `mount.json` is brought up to date."""
 
-
-class MountSession:
 LAST_LINE_S, HURRIED_LAST_LINE_S = 2.0, 0.2
 """How long clients get at the end to take their last line; the second one after a second signal."""
 
+
+class MountSession:
     """Everything of one daemon."""
 
     def __init__(self, config: Config, paths: MountPaths) -> None:
@@ -123,16 +125,16 @@ LAST_LINE_S, HURRIED_LAST_LINE_S = 2.0, 0.2
                 for task in (
                     uploader.run, publisher.run, admission.run_spill, absorb.run_streams, space.run,
                     self._sample, self._watch, self._write_state,
+                    partial(admission.run_pressure, memory.available, _total_memory()),
                 ):  # fmt: skip
-                    nursery.start_soon(task)
-                nursery.start_soon(admission.run_pressure, memory.available, _total_memory())
+                    nursery.start_soon(supervised, hub, task, _name(task))
                 self.paths.create()
                 await nursery.start(control.run, self.paths.control)
                 lines += await trio.to_thread.run_sync(mountpoint.take_over, self.paths.mountpoint)
                 self.fuse.open()
                 await nursery.start(self._signals)
                 if hub.blind:
-                    nursery.start_soon(self._look_for_tier)
+                    nursery.start_soon(supervised, hub, self._look_for_tier, _name(self._look_for_tier))
                 say({"ok": True, "lines": lines})
                 for line in lines:
                     log.info("%s", line)
@@ -367,10 +369,10 @@ LAST_LINE_S, HURRIED_LAST_LINE_S = 2.0, 0.2
                 if self._stop_signals > 1:
                     log.warning("a second signal: ending now, what is not durable stays staged")
                     self.control.give_up_at = trio.current_time()
-                    self.fuse.terminate()
-                    continue
                     self.hub.changed.beat()
                     self.hub.pool.hurry()
+                    self.fuse.terminate()
+                    continue
                 log.info(
                     "%s: unmounting, draining for at most %g s", signal.Signals(number).name,
                     self.config.drain_timeout,
@@ -415,6 +417,10 @@ LAST_LINE_S, HURRIED_LAST_LINE_S = 2.0, 0.2
         log.info("everything is durable")
         self._nothing_left = True
         return Exit.OK
+
+
+def _name(task: Callable[..., object]) -> str:
+    return str(getattr(getattr(task, "func", task), "__qualname__", task))
 
 
 def _total_memory() -> int:

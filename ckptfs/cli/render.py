@@ -195,6 +195,9 @@ class Renderer:
             rows.append(_row("conflicts", f"{count} of others kept under .ckptfs/conflicts/", "yellow"))
         if _number(status, "reuploaded_bytes"):
             rows.append(_row("sent again", format_size(_number(status, "reuploaded_bytes"))))
+        if status.get("journal_error"):
+            error = printable(str(status["journal_error"]))
+            rows.append(_row("journal", f"can't be written ({error}): changes wait until it can", "red"))
         if _number(status, "errors"):
             rows.append(_row("errors", f"{int(_number(status, 'errors'))} internal, see the log", "red"))
         return rows

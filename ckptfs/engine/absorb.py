@@ -312,7 +312,10 @@ class Absorb:
             return
         finally:
             hub.staging.unpin(blob)
-        hub.journal.set_digests(blob.id, [(d.offset, d.length, d.xxh3) for d in digests])
+        try:
+            hub.journal.set_digests(blob.id, [(d.offset, d.length, d.xxh3) for d in digests])
+        except OSError as e:
+            log.warning("no digests for %s: %s", os.fsdecode(inode.path()), e.strerror)
 
     def interrupt(self, inode: Inode, reason: str) -> None:
         """Its writer was killed: keep, don't publish (R6)."""

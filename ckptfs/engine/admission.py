@@ -181,11 +181,11 @@ class Admission:
                     hub.spilled_ids.add(blob.id)
                     hub.journal.add_spilled(blob.id, extent)
                     ok = True
-            except TierError as e:
-                if e.trouble == Trouble.REDO:
+            except (TierError, OSError) as e:
+                if isinstance(e, TierError) and e.trouble == Trouble.REDO:
                     continue  # published or given up meanwhile: there is nothing to spill any more
                 self._spill_failed_at = time.monotonic()
-                log.warning("spilling to %s failed: %s", hub.config.spill_dir, e.message)
+                log.warning("spilling to %s failed: %s", hub.config.spill_dir, e)
                 return
             finally:
                 self._spilling -= 1

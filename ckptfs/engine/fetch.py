@@ -7,12 +7,14 @@ import logging
 import os
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import trio
 
 from ckptfs.core import Inode, Node
 from ckptfs.engine.hub import READING, Hub
+from ckptfs.engine.supervise import attempted
 from ckptfs.staging import EXTENT, Blob
 from ckptfs.tiers.base import Kind, TierError, Trouble
 
@@ -172,7 +174,7 @@ class Fetcher:
                 continue
             if not self.admission.fits(blob.unit * 2):
                 return
-            self.nursery.start_soon(self._ahead, inode, blob, u)
+            self.nursery.start_soon(attempted, self.hub, partial(self._ahead, inode, blob, u), "read-ahead")
 
     async def _ahead(self, inode: Inode, blob: Blob, unit: int) -> None:
         if blob.dead:

@@ -7,6 +7,7 @@ import logging
 import os
 import time
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,12 @@ from ckptfs.staging import Blob, Staging
 from ckptfs.tiers.base import TierError, Trouble
 
 log = logging.getLogger("ckptfs")
+
+JOURNAL_RESERVE = 32 << 20
+"""Bytes of the journal's file system that new names don't use."""
+
+BEHIND_S = 0.1
+"""How often a journal that can't be written is tried again."""
 
 WORKER_DEATHS = 10
 """A local job is begun again this often when its worker dies."""
@@ -155,28 +162,79 @@ class Hub:
         self.open_writers: dict[int, Inode] = {}
         """Inodes open for writing."""
         self.durable_staging = bool(config.cache_dir)
+        self.behind = ""
+        """Why the journal does not have everything that the core has, empty when it has (`commit`)."""
+        self._said = -1e9
+        self.misses = 0
+        """How often a commit failed."""
+        self._given_up: set[int] = set()
+        """Blobs whose spilled extents must not count any more, which the journal has not heard of."""
         staging.freed = self.room.beat
 
     def commit(self) -> None:
-        """Journal what the core changed, then delete the staging nobody needs. Before every reply."""
+        """Journal what the core changed, then delete the staging nobody needs. Before every reply.
+
+        When the journal can't be written, nothing is lost or undone: `behind` says so, the changes wait
+        for the next commit, and whoever must not go on before they are journaled awaits `committed`.
+        """
         state = self.core.state
-        if state.changed:
-            self.journal.commit(state.take_changes())
-        if state.freed:
-            freed = state.take_freed()
-            rows = [d for d in freed if d in self.spilled_ids] if not self.durable_staging else freed
-            if rows:
-                self.journal.drop_data(rows)
-                self.spilled_ids.difference_update(rows)
-            for data in freed:
-                self.staging.delete(data)
+        try:
+            if self._given_up:
+                self._drop_rows(self._given_up)
+                self._given_up.clear()
+            if state.changed:
+                changes = state.take_changes()
+                try:
+                    self.journal.commit(changes)
+                except OSError:
+                    state.put_back(changes)
+                    raise
+            if state.freed:
+                self._drop_rows(d for d in state.freed if d in self.spilled_ids or self.durable_staging)
+                for data in state.take_freed():
+                    self.staging.delete(data)
+        except OSError as e:
+            self.misses += 1
+            if not self.behind:
+                log.error("the journal can't be written (%s): changes wait until it can", e.strerror)
+            self.behind = str(e.strerror)
+            return
+        if self.behind:
+            self.behind = ""
+            log.warning("the journal can be written again")
+
+    def takes_names(self) -> bool:
+        """Whether the journal has room for more names. The last of its room is kept for what must not
+        fail: closes, renames, removals, publishing."""
+        if self.behind:
+            self.commit()
+        roomy = not self.behind and self.journal.has_room(JOURNAL_RESERVE)
+        if not roomy and time.monotonic() - self._said > 10:
+            self._said = time.monotonic()
+            log.error(
+                "no room for more names in the journal %s: files are not made until others are on the tier",
+                self.journal.path,
+            )
+        return roomy
+
+    def _drop_rows(self, blobs: Iterable[int]) -> None:
+        rows = set(blobs)
+        self.journal.drop_data(rows)
+        self.spilled_ids -= rows
+
+    async def committed(self, moot: Callable[[], bool] = lambda: False) -> None:
+        """Commit, and wait until the journal has it all: trouble there is latency too, not an error.
+        Or until it is `moot`, because who waits is being killed."""
+        self.commit()
+        while self.behind and not moot():
+            await trio.sleep(BEHIND_S)
+            self.commit()
 
     def make_dirty(self, blob: Blob) -> None:
         """A blob is about to be written. What was spilled of it, and given up when it became clean, must
-        not count after a crash."""
+        not count after a crash: the next commit says so first."""
         if blob.clean and blob.id in self.spilled_ids:
-            self.journal.drop_data([blob.id])
-            self.spilled_ids.discard(blob.id)
+            self._given_up.add(blob.id)
         self.staging.make_dirty(blob)
 
     def hurry(self) -> bool:

@@ -39,6 +39,7 @@ class Publisher:
             if self.hub.blind:
                 await self.hub.work.wait(1.0)
                 continue
+            await self.hub.committed()  # nothing is asked for that is not journaled
             busy = await self._entries()
             busy = await self._removals() or busy
             busy = await self._attributes() or busy
@@ -72,7 +73,7 @@ class Publisher:
             return False
         batch = order.next_batch()
         hub.commit()
-        if batch is None:
+        if batch is None or hub.behind:
             return False
         entries, ops = batch
         outcome = await self._apply(ops)
@@ -140,7 +141,7 @@ class Publisher:
         hub, order = self.hub, self.hub.core.order
         now = time.monotonic()
         nodes, ops = order.next_removals(avoid=_Unsettled(self, now))
-        if not nodes:
+        if not nodes or hub.behind:
             return False
         outcome = await self._apply(ops)
         if outcome is None:
@@ -174,7 +175,7 @@ class Publisher:
         hub, order = self.hub, self.hub.core.order
         chosen, ops = order.next_attrs()
         hub.commit()
-        if not chosen:
+        if not chosen or hub.behind:
             return False
         outcome = await self._apply(ops)
         if outcome is None:

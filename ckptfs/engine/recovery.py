@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ckptfs.core import EntryKind
 from ckptfs.engine.hub import Hub
+from ckptfs.errors import CkptfsError, Exit
 from ckptfs.tiers.base import TierError
 
 log = logging.getLogger("ckptfs")
@@ -42,6 +43,12 @@ async def recover(hub: Hub, is_stream: Callable[[bytes], bool], old_spills: Iter
         hub.staging.delete(data)
     bad = await _check_after_reboot(hub)
     hub.commit()
+    if hub.behind:
+        raise CkptfsError(
+            f"what was recovered can't be journaled ({hub.behind}): give the file system of"
+            f" {hub.journal.path} room",
+            Exit.FAILED,
+        )
     puts = [e for e in core.state.log.values() if e.kind == EntryKind.PUT]
     if not core.state.log and not core.state.held_inodes and not core.state.graves:
         return None

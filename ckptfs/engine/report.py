@@ -233,6 +233,7 @@ class Report:
             "conflicts": hub.core.state.conflicts,
             "reuploaded_bytes": c.reuploaded_bytes,
             "errors": c.errors,
+            "journal_error": hub.behind or None,
             "last_durable": (
                 {"path": c.last_durable_path, "time": c.last_durable_time} if c.last_durable_time else None
             ),

@@ -7,17 +7,21 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import trio
 
 from ckptfs.core import Entry
 from ckptfs.core.plan import Begin, Chunk, Job, Small
 from ckptfs.engine.hub import SENDING, Hub
+from ckptfs.engine.supervise import attempted
 from ckptfs.tiers.base import Failed, Source, TierError, Trouble, Upload
 
 log = logging.getLogger("ckptfs")
 
 BACKOFF_CAP_S = 5.0
+BACKOFF_TRIES = 6
+"""What a failure counts for that is a defect of ours: longer than most, but no stop."""
 STUCK_RETRY_S = 15.0
 
 QUIET_S = 0.2
@@ -51,9 +55,9 @@ class Uploader:
         async with trio.open_nursery() as nursery:
             self._nursery = nursery
             while True:
-                hub.commit()  # first the journal forgets them
+                await hub.committed()  # first the journal forgets what is abandoned, and has what is begun
                 if abandoned := hub.core.state.take_abandoned():
-                    nursery.start_soon(self._abandon, abandoned)
+                    nursery.start_soon(attempted, hub, partial(self._abandon, abandoned), "giving up uploads")
                 if not hub.core.state.log:
                     hub.health.up(SENDING)
                 now = time.time()
@@ -96,6 +100,14 @@ class Uploader:
             self.hub.health.up(SENDING)
         except TierError as e:
             await self._failed(job, e, upload)
+        except Exception:
+            self.hub.counters.errors += 1
+            log.exception("internal error while sending; it is sent again")
+            await trio.sleep(backoff(BACKOFF_TRIES))
+            self.hub.core.planner.failed(job)
+        except trio.Cancelled:
+            self.hub.core.planner.failed(job)  # the uploader itself begins anew
+            raise
         finally:
             self._busy -= 1
             self.hub.work.beat()

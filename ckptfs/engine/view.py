@@ -7,11 +7,13 @@ import logging
 import random
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import trio
 
 from ckptfs.core import Inode
 from ckptfs.engine.hub import READING, Hub
+from ckptfs.engine.supervise import attempted
 from ckptfs.tiers.base import Kind, TierError, Trouble
 
 log = logging.getLogger("ckptfs")
@@ -66,7 +68,8 @@ class View:
         with trio.move_on_after(START_S):
             await self.refresh(state.root)
         dirs = [i for i in state.inodes.values() if i.kind == Kind.DIR and self._on_tier(i)]
-        self.nursery.start_soon(self._look_ahead, dirs[:START_DIRS])
+        look = partial(self._look_ahead, dirs[:START_DIRS])
+        self.nursery.start_soon(attempted, self.hub, look, "looking ahead")
 
     async def _look_ahead(self, dirs: list[Inode]) -> None:
         for dir in dirs:

@@ -11,6 +11,9 @@ from typing import Any, TypeVar
 import pyfuse3
 import trio
 
+from ckptfs.engine.hub import Hub
+from ckptfs.fuse import processes
+
 log = logging.getLogger("ckptfs")
 
 T = TypeVar("T", bound=type)
@@ -21,6 +24,18 @@ HANDLERS = (
     "releasedir", "fsyncdir", "statfs", "setxattr", "getxattr", "listxattr", "removexattr", "access",
     "create",
 )  # fmt: skip
+
+
+CHANGING = frozenset(HANDLERS) - {
+    "lookup", "forget", "getattr", "readlink", "read", "opendir", "readdir", "releasedir", "statfs",
+    "getxattr", "listxattr", "access",
+}  # fmt: skip
+"""Those are answered only when the journal has what they did (invariant 2)."""
+
+
+NAMING = frozenset({"create", "mkdir", "mknod", "symlink"})
+"""Those are refused when the journal has no room. They can't wait: the kernel holds the directory
+meanwhile, against listings too."""
 
 
 def guarded(cls: T) -> T:
@@ -36,10 +51,20 @@ def guarded(cls: T) -> T:
 
 
 def _guard(handler: Callable[..., Awaitable[Any]], name: str) -> Callable[..., Awaitable[Any]]:
+    changes, names = name in CHANGING, name in NAMING
+
     @functools.wraps(handler)
     async def call(self: Any, *args: Any) -> Any:
+        hub: Hub = self.hub
+        misses = hub.misses
+        if names and not hub.takes_names():
+            raise pyfuse3.FUSEError(errno.ENOSPC)
         try:
-            return await handler(self, *args)
+            answer = await handler(self, *args)
+            if changes and hub.misses != misses:
+                pid = args[-1].pid if isinstance(args[-1], pyfuse3.RequestContext) else 0
+                await hub.committed(lambda: processes.kill_pending(pid))
+            return answer
         except pyfuse3.FUSEError:
             raise
         except OSError as e:
@@ -47,7 +72,7 @@ def _guard(handler: Callable[..., Awaitable[Any]], name: str) -> Callable[..., A
         except trio.Cancelled:
             raise
         except Exception as e:
-            self.hub.counters.errors += 1
+            hub.counters.errors += 1
             log.exception("internal error in %s%r; the caller got EIO", name, args)
             raise pyfuse3.FUSEError(errno.EIO) from e
 

@@ -7,6 +7,7 @@ harmless one.
 from __future__ import annotations
 
 import os
+import signal
 import time
 
 PF_EXITING = 0x4
@@ -103,11 +104,27 @@ def signal_pending(tid: int) -> bool:
         text = _read(f"/proc/{tid}/status")
     except OSError:
         return False
+    masks = _signal_masks(text)
+    pending = masks.get(b"SigPnd", 0) | masks.get(b"ShdPnd", 0)
+    return bool(pending & ~masks.get(b"SigBlk", 0) & ~masks.get(b"SigIgn", 0))
+
+
+def kill_pending(tid: int) -> bool:
+    """Whether the thread is to be killed by SIGKILL as soon as its system call returns."""
+    if tid <= 0:
+        return False
+    try:
+        masks = _signal_masks(_read(f"/proc/{tid}/status"))
+    except OSError:
+        return False
+    return bool((masks.get(b"SigPnd", 0) | masks.get(b"ShdPnd", 0)) & 1 << (signal.SIGKILL - 1))
+
+
+def _signal_masks(status: bytes) -> dict[bytes, int]:
     masks: dict[bytes, int] = {}
-    for line in text.splitlines():
+    for line in status.splitlines():
         if line.startswith((b"Sig", b"ShdPnd")):
             key, value = line.split(b":", 1)
             if key != b"SigQ":
                 masks[key] = int(value, 16)
-    pending = masks.get(b"SigPnd", 0) | masks.get(b"ShdPnd", 0)
-    return bool(pending & ~masks.get(b"SigBlk", 0) & ~masks.get(b"SigIgn", 0))
+    return masks

@@ -8,6 +8,8 @@ row by the caller.
 
 from __future__ import annotations
 
+import errno
+import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -44,6 +46,11 @@ def _insert(table: str, columns: int) -> str:
 
 _INSERTS = {name: _insert(name, _columns(spec)) for name, spec in TABLES.items()}
 _SHIFT = "UPDATE entries SET pos=pos+? WHERE pos>=? AND pos<=? AND id NOT IN (SELECT value FROM json_each(?))"
+
+
+def _os_error(e: sqlite3.Error) -> OSError:
+    """What SQLite says, as an errno. (Its own error codes come with Python 3.11 only.)"""
+    return OSError(errno.ENOSPC if "full" in str(e) else errno.EIO, f"{e}")
 
 
 class Journal:
@@ -99,7 +106,7 @@ class Journal:
         )
 
     def commit(self, c: Changes) -> None:
-        """Write one transaction."""
+        """Write one transaction, all or nothing. OSError (ENOSPC, EIO) when it can't be written."""
         work: list[tuple[str, list[Row]]] = [(_SHIFT, [row]) for row in c.shifted]
         if c.gone_inodes:
             work.append(("DELETE FROM inodes WHERE ino=?", [(i,) for i in c.gone_inodes]))
@@ -122,11 +129,17 @@ class Journal:
             work.append(("UPDATE entries SET pos=? WHERE id=?", c.moved))
         if c.last_id:
             work.append(("INSERT OR REPLACE INTO meta VALUES ('last_id', ?)", [(c.last_id,)]))
+        try:
+            if len(work) == 1 and len(work[0][1]) == 1:
+                self._db.execute(work[0][0], work[0][1][0])  # one statement is a transaction by itself
+            else:
+                self._write(work)
+        except sqlite3.Error as e:
+            raise _os_error(e) from e
+
+    def _write(self, work: Iterable[tuple[str, list[Row]]]) -> None:
         db = self._db
-        if len(work) == 1 and len(work[0][1]) == 1:
-            db.execute(work[0][0], work[0][1][0])  # one statement is a transaction by itself
-            return
-        db.execute("BEGIN")
+        db.execute("BEGIN IMMEDIATE")
         try:
             for sql, rows in work:
                 if len(rows) == 1:
@@ -139,6 +152,18 @@ class Journal:
                 db.execute("ROLLBACK")
             raise
 
+    def has_room(self, reserve: int) -> bool:
+        """Whether more than `reserve` bytes (a quarter of a small file system) are left to write to."""
+        st = os.statvfs(self.path.parent)
+        free, total = st.f_bavail * st.f_frsize, st.f_blocks * st.f_frsize
+        reserve = min(reserve, total // 4)
+        if free > reserve:
+            return True
+        # The file does not shrink: what rows have left of it is room too.
+        pages = self._db.execute("PRAGMA freelist_count").fetchone()[0]
+        size = self._db.execute("PRAGMA page_size").fetchone()[0]
+        return bool(free + pages * size > reserve)
+
     # -- staging's own rows --------------------------------------------------------------------
 
     def spilled(self) -> dict[int, set[int]]:
@@ -149,24 +174,31 @@ class Journal:
         return found
 
     def add_spilled(self, data: int, extent: int) -> None:
-        """The extent is in the spill (said before its RAM is punched)."""
-        self._db.execute("INSERT OR REPLACE INTO spilled VALUES (?,?)", (data, extent))
+        """The extent is in the spill (said before its RAM is punched). OSError as `commit`."""
+        try:
+            self._db.execute("INSERT OR REPLACE INTO spilled VALUES (?,?)", (data, extent))
+        except sqlite3.Error as e:
+            raise _os_error(e) from e
 
     def drop_data(self, data: Iterable[int]) -> None:
-        """Forget all about these data ids (said before they are deleted)."""
-        ids = [(d,) for d in data]
-        if ids:
-            self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany("DELETE FROM spilled WHERE data=?", ids)
-            self._db.executemany("DELETE FROM digests WHERE data=?", ids)
-            self._db.execute("COMMIT")
+        """Forget all about these data ids (said before they are deleted). OSError as `commit`."""
+        ids: list[Row] = [(d,) for d in data]
+        if not ids:
+            return
+        try:
+            self._write(
+                [("DELETE FROM spilled WHERE data=?", ids), ("DELETE FROM digests WHERE data=?", ids)]
+            )
+        except sqlite3.Error as e:
+            raise _os_error(e) from e
 
     def set_digests(self, data: int, digests: Iterable[tuple[int, int, bytes]]) -> None:
-        """Digests of durable staging at its seal: (offset, length, xxh3)."""
-        self._db.execute("BEGIN IMMEDIATE")
-        self._db.execute("DELETE FROM digests WHERE data=?", (data,))
-        self._db.executemany(_insert("digests", 4), [(data, *d) for d in digests])
-        self._db.execute("COMMIT")
+        """Digests of durable staging at its seal: (offset, length, xxh3). OSError as `commit`."""
+        rows: list[Row] = [(data, *d) for d in digests]
+        try:
+            self._write([("DELETE FROM digests WHERE data=?", [(data,)]), (_INSERTS["digests"], rows)])
+        except sqlite3.Error as e:
+            raise _os_error(e) from e
 
     def digests(self, data: int) -> list[tuple[int, int, bytes]]:
         """What `set_digests` said."""
@@ -180,8 +212,13 @@ class Journal:
         return None if row is None else str(row[0])
 
     def set(self, key: str, value: str) -> None:
-        """Set a value of the meta table."""
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
+        """Set a value of the meta table. `CkptfsError` when it can't be written."""
+        try:
+            self._db.execute("INSERT OR REPLACE INTO meta VALUES (?,?)", (key, value))
+        except sqlite3.Error as e:
+            raise CkptfsError(
+                f"the journal {self.path} can't be written ({e}): give its file system room", Exit.FAILED
+            ) from e
 
     def close(self) -> None:
         """Close the file."""
