@@ -95,13 +95,41 @@ class Publishing(OpLog):
                 return
             elif e.dir.dead:
                 self._homeless(e)
+            elif self._holds(e.inode, e.dir):
+                self._go_home(e)
             else:
                 self._place(e.dir)
 
+    @staticmethod
+    def _holds(dir: Inode, inner: Inode) -> bool:
+        """Whether a directory of the mount is, or is above, another one."""
+        i: Inode | None = inner
+        while i is not None and i is not dir:
+            i = i.parent
+        return i is not None
+
+    def _go_home(self, e: Entry) -> None:
+        """The head of the log would make, or move, a directory inside one that the tier lost and that is
+        now inside of it: right to its present place."""
+        inode = e.inode
+        assert inode.parent is not None
+        assert inode.name is not None
+        self._aim(e, -1)
+        e.dir, e.name, e.frozen = inode.parent, inode.name, False
+        self._aim(e, 1)
+        self.state.touch_entry(e)
+        for m in [m for m in self.state.log.values() if m.node is e.node and m is not e]:
+            self._finish(m)
+            self._reap_both(m)
+
     def _superseded(self, e: Entry) -> bool:
-        """Whether it would make a removed directory where the tier has one that is in use."""
-        there = self._occupant(e) if e.kind == EntryKind.MKDIR and e.node.dead_pos else None
-        return there is not None and there.kind == Kind.DIR and there.inode is not None
+        """Whether it would make a directory that was made already by what was put into it, or a removed
+        one where the tier has one that is in use."""
+        if e.kind != EntryKind.MKDIR:
+            return False
+        there = self._occupant(e) if e.node.dead_pos else None
+        in_use = there is not None and there.kind == Kind.DIR and there.inode is not None
+        return e.node.present or in_use
 
     def _homeless(self, e: Entry) -> None:
         """The head of the log would go into a removed directory that others removed on the tier too."""

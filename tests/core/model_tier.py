@@ -250,7 +250,9 @@ class ModelTier:
         there.attrs = op.attrs
         return Applied(there.token, there.ident, conflict)
 
-    def _move(self, op: Move) -> Applied:
+    def _move(self, op: Move) -> Applied | Failed:
+        if op.dst.startswith(op.src + b"/"):
+            return Failed(Trouble.REFUSED, "into itself")
         there = self.at(op.src)
         if there is None or (there.kind, there.ident) != (op.kind, op.ident):
             done = self.at(op.dst)

@@ -240,6 +240,27 @@ def test_a_removed_directory_does_not_take_the_place_of_one_that_was_made_before
     finish(w)
 
 
+@pytest.mark.parametrize("published", [False, True])
+def test_a_directory_and_one_of_others_in_each_other_by_turns(w: World, published: bool) -> None:
+    """s was made in x, x was then moved into s; others removed x on the tier before any of that."""
+    w.mkdir(b"d")
+    if published:
+        w.mkdir(b"s")
+        save(w, b"s/f")
+    finish(w)
+    w.rename(b"d", b"x")
+    if published:
+        w.rename(b"s", b"x/s")
+    else:
+        w.mkdir(b"x/s")
+    w.rename(b"x/s", b"e")
+    w.rename(b"x", b"e/a")
+    save(w, b"e/a/new")
+    w.foreign_remove(b"d")
+    finish(w)
+    assert tier_names(w) == {b"e", b"e/a", b"e/a/new"} | ({b"e/f"} if published else set())
+
+
 # -- after `ckptfs skip` of a rename -----------------------------------------------------------------
 
 
