@@ -110,6 +110,8 @@ class TierView:
         if known is None:
             if found is not None and free:
                 self._adopt(dir, node, name, found)
+            elif found is not None and found.kind == Kind.DIR and child is not None:
+                self._join(dir, node, child, found)
             return []
         if known.dead_pos or known.pending:
             return []
@@ -169,6 +171,23 @@ class TierView:
             inode.node = None
             if not inode.dead and not inode.local:
                 self.order.unname(inode)  # elsewhere in the mount, since its MOVE was skipped (R9)
+
+    def _join(self, dir: Inode, parent: Node, child: Inode, found: Found) -> None:
+        """The tier has a directory under the name of one of ours that it did not have (skipped, or lost)."""
+        s = self.state
+        if child.kind != Kind.DIR or child.node is not None or (dir.ino, found.name) in s.targets:
+            return
+        node = Node(s.next_id(), Kind.DIR)
+        node.parent, node.name, node.present = parent, found.name, True
+        node.token, node.ident, node.inode = found.token, found.ident, child
+        parent.children[found.name] = node
+        s.nodes[node.id] = node
+        child.node = node
+        s.touch(child)
+        if child.kept:
+            s.keep_node(node)
+        if not child.attr_dirty:
+            self._refresh(child, found)
 
     def _adopt(self, dir: Inode, parent: Node, name: bytes, found: Found, known: Node | None = None) -> Inode:
         s = self.state

@@ -413,6 +413,21 @@ def test_w2_a_listing_of_a_directory_that_was_made_anew_since_is_not_believed(w:
     assert tier_names(w) == ({b"e", b"e/f"} if made == "for a file" else set())
 
 
+def test_w2_a_directory_of_others_and_a_skipped_one_of_that_name_are_one(w: World) -> None:
+    w.mkdir(b"d")
+    refuse(w)
+    w.skip(next(iter(w.core.state.log.values())))
+    save(w, b"first")
+    w.foreign_put(b"d/theirs")
+    w.look_everywhere()
+    assert b"d/theirs" in w.walk()
+    w.check()
+    w.crash()
+    assert b"d/theirs" in w.walk()
+    save(w, b"d/ours")
+    finish(w)
+
+
 def test_w2_attributes_that_others_changed_are_journaled_where_a_row_says_otherwise(w: World) -> None:
     w.mkdir(b"d")
     finish(w)
