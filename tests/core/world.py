@@ -116,6 +116,7 @@ class World:
         self.alien_gone: set[str] = set()
         self.foreign: set[str] = set()
         self.let_be: dict[str, int] = {}
+        self.discarded: set[str] = set()
         self.dirs_gone = False
         self.skipped: set[str] = set()
         self.before: dict[str, set[str]] = {}
@@ -501,6 +502,7 @@ class World:
                 self._dies(version)
             file.shadows.clear()
             return
+        self.discarded.update(file.puts)
         del self.ref_dir(parent).children[name]
         for handle in self.handles:
             if handle.file is file:
@@ -803,8 +805,12 @@ class World:
                 elif isinstance(node, RefFile) and self._differs(child, node):
                     self._may_vanish(path, node)
                     ref.children[name] = self._adopted(path, child)
-                elif isinstance(node, RefDir) and not child.attr_dirty and not child.pending:
-                    node.mode = child.mode  # made again by others
+                elif (
+                    (isinstance(node, RefDir) or node.sealed in self.discarded)
+                    and not child.attr_dirty
+                    and not child.pending
+                ):
+                    node.mode = child.mode  # made again by others; what was sent before the discard
                 if child is not None and child.kind == Kind.DIR:
                     sub = ref.children[name]
                     assert isinstance(sub, RefDir)
@@ -843,6 +849,8 @@ class World:
         assert node is not None
         assert node.present
         version = self.tier.versions[node.ident]
+        if self.dirs_gone:  # as in `_may_vanish`: removals in it are not known any more
+            self.before.pop(version, None)
         assert version not in self.before, f"{path!r}: {version} was removed in the mount"
         if inode.kind == Kind.LINK:
             return RefFile([], inode.target, inode.mode, version, puts=[version])
