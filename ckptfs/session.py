@@ -39,6 +39,7 @@ from ckptfs.fuse.session import FuseSession
 from ckptfs.journal.journal import Journal
 from ckptfs.paths import MountPaths
 from ckptfs.staging import Area, Staging
+from ckptfs.tiers import traits_of
 from ckptfs.tiers.base import Attrs, TierError, TierInfo, Trouble
 
 log = logging.getLogger("ckptfs")
@@ -101,7 +102,12 @@ class MountSession:
         )  # fmt: skip
         now = time.time_ns()
         root = Attrs(0o755, os.geteuid(), os.getegid(), now, now)
-        core = Core(load(journal.load(), root), settle_s=config.settle_time, chunk_bytes=config.chunk_size)
+        core = Core(
+            load(journal.load(), root),
+            settle_s=config.settle_time,
+            chunk_bytes=config.chunk_size,
+            traits=traits_of(config.tier),
+        )
         staging = Staging(self.area.data, self.area.cache, self.area.spill)
         async with trio.open_nursery() as nursery:
             pool = WorkerPool(settings, nursery)

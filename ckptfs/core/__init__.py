@@ -13,6 +13,7 @@ from ckptfs.core.order import Order
 from ckptfs.core.plan import Planner
 from ckptfs.core.state import Changes, Rows, State
 from ckptfs.core.tierview import TierView
+from ckptfs.tiers.base import Traits
 
 __all__ = [
     "ROOT",
@@ -36,13 +37,20 @@ class Core:
     """The parts of the core around one `State`.
 
     `settle_s`: how long an unsent file may still be dropped as a temporary (R4b), in seconds.
-    `chunk_bytes`: least size of a chunk.
+    `chunk_bytes`: least size of a chunk. `traits`: how the tier takes data.
     """
 
-    def __init__(self, state: State, *, settle_s: float = 2.0, chunk_bytes: int = 16 << 20) -> None:
+    def __init__(
+        self,
+        state: State,
+        *,
+        settle_s: float = 2.0,
+        chunk_bytes: int = 16 << 20,
+        traits: Traits = Traits(),  # noqa: B008 (frozen)
+    ) -> None:
         self.state = state
         self.order = Order(state, settle_s=settle_s)
         self.names = Names(state, self.order)
         self.content = Content(state, self.order, chunk_bytes=chunk_bytes)
-        self.planner = Planner(state, settle_s=settle_s)
+        self.planner = Planner(state, settle_s=settle_s, traits=traits)
         self.tier = TierView(state, self.order)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import enum
 
-from ckptfs.tiers.base import Attrs, Digest, Kind, Upload
+from ckptfs.tiers.base import INLINE, Attrs, Digest, Kind, Upload
 
 ROOT = 1
 """Inode number of the mount's root, and id of the tier root's node."""
@@ -219,10 +219,10 @@ class Entry:
 
     @property
     def complete(self) -> bool:
-        """Every byte is on the tier, unseen."""
-        return self.kind != EntryKind.PUT or (
-            self.upload is not None and not self.in_flight and self.sent_bytes == self.length
-        )
+        """Every byte is on the tier, unseen, or travels with the publishing."""
+        if self.kind != EntryKind.PUT or self.upload == INLINE:
+            return True
+        return self.upload is not None and not self.in_flight and self.sent_bytes == self.length
 
     @property
     def sent_bytes(self) -> int:

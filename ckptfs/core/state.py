@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ckptfs.core.model import ROOT, Entry, EntryKind, Inode, Node, Unsealed
-from ckptfs.tiers.base import Attrs, Digest, Kind, Upload
+from ckptfs.tiers.base import INLINE, Attrs, Digest, Kind, Upload
 
 Row = tuple[Any, ...]
 ID_STEP = 10_000
@@ -175,7 +175,8 @@ class State:
     def abandon(self, entry: Entry) -> None:
         """The entry's upload will not be published."""
         if entry.upload is not None:
-            self.abandoned.append((entry.id, entry.upload))
+            if entry.upload != INLINE:
+                self.abandoned.append((entry.id, entry.upload))
             entry.upload = None
 
     def take_abandoned(self) -> list[Upload]:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from itertools import zip_longest
 
 import trio
 
 from ckptfs.core import Entry, EntryKind, Node
 from ckptfs.engine.hub import PUBLISHING, Hub
 from ckptfs.engine.uploader import BURST_S, STUCK_RETRY_S, backoff
-from ckptfs.tiers.base import Applied, Failed, Op, Outcome, Remove, TierError, Trouble
+from ckptfs.tiers.base import INLINE, Applied, Failed, Op, Outcome, Put, Remove, TierError, Trouble
 
 log = logging.getLogger("ckptfs")
 
@@ -49,6 +52,16 @@ class Publisher:
                 await self.hub.work.wait(1.0)
                 await trio.sleep(BURST_S)
 
+    def _with_bytes(self, op: Op, e: Entry | None, pins: contextlib.ExitStack) -> Op:
+        """A version that travels with its publishing gets its bytes, pinned meanwhile."""
+        if e is None or not isinstance(op, Put) or op.upload != INLINE:
+            return op
+        staging = self.hub.staging
+        blob = staging.blobs[e.data]
+        source = staging.pin(blob, 0, e.length)
+        pins.callback(staging.unpin, blob)
+        return replace(op, source=source)
+
     async def _apply(self, ops: Sequence[Op]) -> Outcome | None:
         """Hand a batch to the tier; None when the answer is not known."""
         await self._rescue()
@@ -76,7 +89,10 @@ class Publisher:
         if batch is None or hub.behind:
             return False
         entries, ops = batch
-        outcome = await self._apply(ops)
+        with contextlib.ExitStack() as pins:
+            outcome = await self._apply(
+                [self._with_bytes(op, e, pins) for op, e in zip_longest(ops, entries)]
+            )
         if outcome is None:
             return True
         if not entries:

@@ -15,7 +15,7 @@ from ckptfs.core import Entry
 from ckptfs.core.plan import Begin, Chunk, Job, Small
 from ckptfs.engine.hub import SENDING, Hub
 from ckptfs.engine.supervise import attempted
-from ckptfs.tiers.base import Failed, Source, TierError, Trouble, Upload
+from ckptfs.tiers.base import Draft, Failed, Source, TierError, Trouble, Upload
 
 log = logging.getLogger("ckptfs")
 
@@ -63,6 +63,10 @@ class Uploader:
                 now = time.time()
                 free = 0 if hub.blind else self._lanes_now() - self._busy
                 jobs = hub.core.planner.next_jobs(now, free, hurry=hub.hurry()) if free > 0 else []
+                hub.counters.reuploaded_bytes += hub.core.planner.take_reuploaded()
+                if hub.core.state.changed:  # what travels with its publishing is ready for it
+                    hub.commit()
+                    hub.work.beat()
                 for job in jobs:
                     self._start(job)
                 due = hub.core.planner.next_due(now)
@@ -162,11 +166,12 @@ class Uploader:
             await self._small(job)
         self.hub.commit()
 
-    def _hint(self, entry: Entry) -> bytes:
-        return self.hub.core.tier.tier_path(entry.dir) or b""
+    @staticmethod
+    def _draft(e: Entry) -> Draft:
+        return Draft(e.version, e.path(), e.length, e.chunk, e.attrs())
 
     async def _begin(self, e: Entry) -> None:
-        upload = await self.hub.pool.call("begin", e.version, self._hint(e), e.length)
+        upload = await self.hub.pool.call("begin", self._draft(e))
         self.hub.core.planner.begun(e, upload)
 
     async def _chunk(self, job: Chunk) -> None:
@@ -189,7 +194,7 @@ class Uploader:
             for e in entries:
                 source, unpin = self._source(e, 0, e.length)
                 unpins.append(unpin)
-                batch.append((e.version, self._hint(e), source))
+                batch.append((self._draft(e), source))
             answers = await self.hub.pool.call("send_small", batch)
         finally:
             for unpin in unpins:

@@ -5,8 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ckptfs.tiers.base import Traits
+
 if TYPE_CHECKING:
     from ckptfs.tiers.base import Tier
+
+OBJECTS = Traits(inline_bytes=1 << 20, bound=True)
+"""Object stores: PutObject is data and publish in one, an upload belongs to its key."""
+
+
+def traits_of(url: str) -> Traits:
+    """How the tier of a URL takes data."""
+    from ckptfs.tiers.url import parse_tier_url
+
+    scheme, _ = parse_tier_url(url)
+    return OBJECTS if scheme == "s3" else Traits()
 
 
 def open_tier(url: str, mount_uuid: str, options: Mapping[str, Any] | None = None) -> Tier:

@@ -116,9 +116,61 @@ class Upload:
     """How the published object will be recognised as ours (file tier: st_ino of the hidden file)."""
 
 
+INLINE = Upload("inline", "")
+"""The upload of a version that is sent by the `Put` itself (`Traits.inline_bytes`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A version about to be sent: `size` bytes, in chunks of `chunk` (a multiple of 1 MiB).
+
+    `path` and `attrs` are as known now. The directory need not exist yet, and all but the size may be
+    others when it is published, except where `Traits.bound` says so.
+    """
+
+    version: str
+    path: bytes
+    size: int
+    chunk: int
+    attrs: Attrs
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """How a kind of tier takes data: what the planner must know of it.
+
+    `inline_bytes`: versions up to this size (-1: none) have no upload, their `Put` carries the bytes (on
+    object stores a small object is sent and published by one request). `bound`: an upload belongs to the
+    path it was begun for (R5): it is begun only when every earlier entry about that path is applied, and
+    begun anew when the path changes. Its handle is made by `bound_handle`.
+    """
+
+    inline_bytes: int = -1
+    bound: bool = False
+
+
+def bound_handle(path: bytes, *rest: str) -> str:
+    """Handle of an upload that belongs to `path`; `rest` is the tier's own and has no line ends."""
+    return "\n".join((*rest, path.decode("utf-8", "surrogateescape")))
+
+
+def bound_path(upload: Upload) -> bytes:
+    """The path that an upload belongs to."""
+    return upload.handle.rpartition("\n")[2].encode("utf-8", "surrogateescape")
+
+
+def split_handle(handle: str, count: int) -> tuple[bytes, list[str]]:
+    """The path and the `count` other parts of a `bound_handle`."""
+    *rest, path = handle.split("\n", count)
+    return path.encode("utf-8", "surrogateescape"), rest
+
+
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Make a completely sent version visible as `path`."""
+    """Make a completely sent version visible as `path`.
+
+    With the upload `INLINE` the bytes are `source`'s, and their digest is taken on the way.
+    """
 
     path: bytes
     upload: Upload
@@ -128,6 +180,7 @@ class Put:
     expected: str | None
     """Token of the object we expect under `path`, None when we know of none (rule W3)."""
     version: str = ""
+    source: Source | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,19 +296,16 @@ class Tier(Protocol):
         """Check that the tier can be read, written and renamed in; leave nothing behind."""
         ...
 
-    def begin(self, version: str, target_dir: bytes, size: int) -> Upload:
-        """Open a place for `size` bytes of `version` that no reader looks at.
-
-        `target_dir` is where it is going as known now, a hint (it may not exist yet).
-        """
+    def begin(self, draft: Draft) -> Upload:
+        """Open a place for the bytes of a version that no reader looks at."""
         ...
 
     def send(self, upload: Upload, offset: int, source: Source) -> bytes:
         """Copy `source` to `offset` of the upload; durable on return. Returns its xxh3-128."""
         ...
 
-    def send_small(self, batch: Sequence[tuple[str, bytes, Source]]) -> list[tuple[Upload, bytes]]:
-        """`begin` and `send` of whole small versions `(version, target_dir, source)` at once."""
+    def send_small(self, batch: Sequence[tuple[Draft, Source]]) -> list[tuple[Upload, bytes]]:
+        """`begin` and `send` of whole small versions at once."""
         ...
 
     def apply(self, ops: Sequence[Op]) -> Outcome:

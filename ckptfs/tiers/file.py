@@ -14,6 +14,7 @@ from typing import TypeVar
 from ckptfs.tiers import file_apply, file_probe, file_read
 from ckptfs.tiers.base import (
     Digest,
+    Draft,
     Found,
     Op,
     Outcome,
@@ -78,11 +79,10 @@ class FileTier:
         durable, notes, largest = self._run(what, job, create_id=True)
         return TierInfo(self._url, self._root.tier_id, durable, notes, largest)
 
-    def begin(self, version: str, target_dir: bytes, size: int) -> Upload:
+    def begin(self, draft: Draft) -> Upload:
         """Make the hidden file; one of the same version left by an earlier try is replaced."""
         return self._run(
-            f"beginning the upload {version}",
-            lambda root_fd: self._uploads.begin(root_fd, version, target_dir, size),
+            f"beginning the upload {draft.version}", lambda root_fd: self._uploads.begin(root_fd, draft)
         )
 
     def send(self, upload: Upload, offset: int, source: Source) -> bytes:
@@ -92,7 +92,7 @@ class FileTier:
             lambda root_fd: self._uploads.send(root_fd, upload, offset, source),
         )
 
-    def send_small(self, batch: Sequence[tuple[str, bytes, Source]]) -> list[tuple[Upload, bytes]]:
+    def send_small(self, batch: Sequence[tuple[Draft, Source]]) -> list[tuple[Upload, bytes]]:
         """Send whole versions; after an error all of the batch is to be sent again."""
         return self._run(
             f"sending {len(batch)} small files", lambda root_fd: self._uploads.send_small(root_fd, batch)

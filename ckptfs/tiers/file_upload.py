@@ -14,7 +14,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 
-from ckptfs.tiers.base import RESERVED, Source, TierError, Trouble, Upload
+from ckptfs.tiers.base import RESERVED, Draft, Source, TierError, Trouble, Upload
 from ckptfs.tiers.file_errors import GONE, show
 from ckptfs.tiers.file_names import checked_version, components, handle_of, path_of, split
 from ckptfs.tiers.file_root import DIRECTORY, UPLOADS, make_dirs, open_dir
@@ -36,11 +36,11 @@ class Uploads:
 
     # -- making and filling --------------------------------------------------------------------
 
-    def begin(self, root_fd: int, version: str, target_dir: bytes, size: int) -> Upload:
-        """A new, empty hidden file of `size` bytes; one left by an earlier try is replaced."""
-        fd, upload = self._create(root_fd, version, target_dir)
+    def begin(self, root_fd: int, draft: Draft) -> Upload:
+        """A new, empty hidden file of the size; one left by an earlier try is replaced."""
+        fd, upload = self._create(root_fd, draft)
         try:
-            os.ftruncate(fd, size)
+            os.ftruncate(fd, draft.size)
         finally:
             os.close(fd)
         return upload
@@ -60,17 +60,15 @@ class Uploads:
         finally:
             os.close(fd)
 
-    def send_small(
-        self, root_fd: int, batch: Sequence[tuple[str, bytes, Source]]
-    ) -> list[tuple[Upload, bytes]]:
+    def send_small(self, root_fd: int, batch: Sequence[tuple[Draft, Source]]) -> list[tuple[Upload, bytes]]:
         """Whole versions at once: all are written, then all are waited for, so that the disk (or
         the journal of its file system) works on them together."""
         sent: list[tuple[Upload, bytes]] = []
         for first in range(0, len(batch), _AT_ONCE):
             with contextlib.ExitStack() as stack:
                 fds = []
-                for version, target_dir, source in batch[first : first + _AT_ONCE]:
-                    fd, upload = self._create(root_fd, version, target_dir)
+                for draft, source in batch[first : first + _AT_ONCE]:
+                    fd, upload = self._create(root_fd, draft)
                     stack.callback(os.close, fd)
                     os.ftruncate(fd, source.length)
                     digest, _ = copy_window(source, fd, 0)
@@ -180,8 +178,9 @@ class Uploads:
             os.unlink(name, dir_fd=dir_fd)
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=dir_fd), name
 
-    def _create(self, root_fd: int, version: str, target_dir: bytes) -> tuple[int, Upload]:
-        checked_version(version)
+    def _create(self, root_fd: int, draft: Draft) -> tuple[int, Upload]:
+        version = checked_version(draft.version)
+        target_dir = draft.path.rpartition(b"/")[0]
         home_fd = self.open_home(root_fd)
         try:
             directory, dir_fd = self._nearest(root_fd, target_dir)

@@ -24,7 +24,7 @@ import xxhash
 
 import ckptfs
 from ckptfs.flush.pool import PoolSettings, WorkerDied, WorkerPool
-from ckptfs.tiers.base import Attrs, Digest, Put, Source, TierError, TierInfo, Trouble
+from ckptfs.tiers.base import Attrs, Digest, Draft, Put, Source, TierError, TierInfo, Trouble
 
 LIMIT = 30.0
 """Seconds after which a test that hangs is ended."""
@@ -87,7 +87,9 @@ def test_calls_reach_the_tier_and_its_errors_come_back(settings: PoolSettings, t
             info = await pool.call("probe")
             assert isinstance(info, TierInfo)
             data = random.Random(1).randbytes(1 << 20)
-            upload = await pool.call("begin", "v1", b"run", len(data))
+            upload = await pool.call(
+                "begin", Draft("v1", b"run/f", len(data), 1 << 20, Attrs(0o644, 0, 0, 1, 2))
+            )
             digest = await pool.call("send", upload, 0, staged(tmp_path, data))
             assert digest == xxhash.xxh3_128_digest(data)
             digests = (Digest(0, len(data), digest),)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import xxhash
-from rig import ATTRS, CHUNK, DIR_ATTRS, Rig, Session, blob, trouble
+from rig import ATTRS, CHUNK, DIR_ATTRS, Rig, Session, blob, draft, trouble
 
 from ckptfs.tiers.base import (
     RESERVED,
@@ -69,7 +69,7 @@ class TierContract:
 
     def test_send_returns_the_digest_of_the_window(self, s: Session) -> None:
         data = blob(2 * CHUNK)
-        upload = s.tier.begin("w1", b"", len(data))
+        upload = s.tier.begin(draft("w1", b"", len(data)))
         source = replace(s.stage(data), offset=1000, length=CHUNK)
         assert s.tier.send(upload, 1000, source) == xxhash.xxh3_128_digest(data[1000 : 1000 + CHUNK])
 
@@ -84,7 +84,7 @@ class TierContract:
         source = replace(
             s.stage(bytes(ram)), spill_path=s.stage(bytes(spill)).ram_path, extent=extent, spilled=spilled
         )
-        upload = s.tier.begin("sp1", b"", len(data))
+        upload = s.tier.begin(draft("sp1", b"", len(data)))
         assert s.tier.send(upload, 0, source) == xxhash.xxh3_128_digest(data)
         s.apply(Put(b"f", upload, len(data), ATTRS, (), None, "sp1"))
         assert s.rig.foreign_read(b"f") == data
@@ -96,28 +96,28 @@ class TierContract:
             file.seek(3 * CHUNK + 5)
             file.write(b"island")
         data = path.read_bytes()
-        upload = s.tier.begin("h1", b"", len(data))
+        upload = s.tier.begin(draft("h1", b"", len(data)))
         assert s.tier.send(upload, 0, Source(str(path), 0, len(data))) == xxhash.xxh3_128_digest(data)
         s.apply(Put(b"sparse", upload, len(data), ATTRS, (), None, "h1"))
         assert s.rig.foreign_read(b"sparse") == data
 
     def test_an_upload_is_seen_by_nobody_before_it_is_published(self, s: Session) -> None:
         s.put(b"d/old", b"old")
-        s.send(blob(CHUNK), b"d")
+        s.send(blob(CHUNK), b"d/f")
         assert s.names() == {b"d"}
         assert s.names(b"d") == {b"old"}
 
     def test_begin_again_starts_over(self, s: Session) -> None:
-        first = s.tier.begin("again", b"", 10)
+        first = s.tier.begin(draft("again", b"", 10))
         s.tier.send(first, 0, s.stage(b"0123456789"))
-        second = s.tier.begin("again", b"", 3)
+        second = s.tier.begin(draft("again", b"", 3))
         s.tier.send(second, 0, s.stage(b"abc"))
         s.apply(Put(b"f", second, 3, ATTRS, (), None, "again"))
         assert s.rig.foreign_read(b"f") == b"abc"
 
     def test_small_files_go_together(self, s: Session) -> None:
         contents = [blob(n * 37, n) for n in range(150)]
-        batch = [(f"small{n}", b"d", s.stage(data)) for n, data in enumerate(contents)]
+        batch = [(draft(f"small{n}", b"d", len(data)), s.stage(data)) for n, data in enumerate(contents)]
         sent = s.tier.send_small(batch)
         assert [digest for _, digest in sent] == [xxhash.xxh3_128_digest(data) for data in contents]
         ops = [
@@ -149,7 +149,7 @@ class TierContract:
         source = s.stage(b"12345")
         if not present:
             os.unlink(source.ram_path)
-        upload = s.tier.begin("short", b"", 10)
+        upload = s.tier.begin(draft("short", b"", 10))
         with pytest.raises(TierError) as caught:
             s.tier.send(upload, 0, replace(source, length=10))
         assert caught.value.trouble is Trouble.REDO
@@ -236,7 +236,7 @@ class TierContract:
         assert trouble(s.tier.apply([op])) is Trouble.REDO
 
     def test_a_batch_stops_at_the_first_failure(self, s: Session) -> None:
-        lost, _, _ = s.send(b"lost")
+        lost, _, _ = s.send(b"lost", b"lost")
         s.tier.abandon([lost])
         good, later = s.put_op(b"good", b"g"), s.put_op(b"later", b"l")
         outcome = s.tier.apply([good, Put(b"lost", lost, 4, ATTRS, (), None), later])

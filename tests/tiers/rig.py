@@ -16,6 +16,7 @@ from ckptfs.tiers.base import (
     Applied,
     Attrs,
     Digest,
+    Draft,
     Found,
     Op,
     Outcome,
@@ -68,11 +69,11 @@ class Session:
         path.write_bytes(data)
         return Source(str(path), 0, len(data))
 
-    def send(self, data: bytes, target_dir: bytes = b"") -> tuple[Upload, tuple[Digest, ...], str]:
+    def send(self, data: bytes, path: bytes = b"f") -> tuple[Upload, tuple[Digest, ...], str]:
         """Upload in chunks, in a shuffled order. Returns the upload, its digests, its version."""
         version = next(self._versions)
         source = self.stage(data)
-        upload = self.tier.begin(version, target_dir, len(data))
+        upload = self.tier.begin(Draft(version, path, len(data), CHUNK, ATTRS))
         offsets = list(range(0, len(data), CHUNK))
         random.Random(len(data)).shuffle(offsets)
         found = {}
@@ -83,7 +84,7 @@ class Session:
 
     def put_op(self, path: bytes, data: bytes, expected: str | None = None, attrs: Attrs = ATTRS) -> Put:
         """A Put whose bytes are sent."""
-        upload, digests, version = self.send(data, path.rpartition(b"/")[0])
+        upload, digests, version = self.send(data, path)
         return Put(path, upload, len(data), attrs, digests, expected, version)
 
     def apply(self, *ops: Op) -> list[Applied]:
@@ -110,6 +111,11 @@ class Session:
     def local(self, data: bytes = b"") -> str:
         """A local file to fetch into."""
         return self.stage(data).ram_path
+
+
+def draft(version: str, directory: bytes, size: int) -> Draft:
+    """A version to be published as the file `f` of a directory."""
+    return Draft(version, directory + b"/f" if directory else b"f", size, CHUNK, ATTRS)
 
 
 def blob(size: int, seed: int = 1) -> bytes:

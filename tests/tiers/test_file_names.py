@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from rig import ATTRS, DIR_ATTRS, Session
+from rig import ATTRS, DIR_ATTRS, Session, draft
 
 from ckptfs.tiers import file_errors, file_records
 from ckptfs.tiers.base import (
@@ -92,7 +92,7 @@ def test_records_follow_in_attributes_or_manifests(s: Session, root: Path) -> No
     many = tuple(Digest(n, 1, bytes([n % 256]) * 16) for n in range(5000))
     for digests, where in ((few, "xattr"), (many, "manifest")):
         size = digests[-1].offset + digests[-1].length
-        upload = s.tier.begin(where, b"", size)
+        upload = s.tier.begin(draft(where, b"", size))
         applied = s.apply(Put(b"f-" + where.encode(), upload, size, ATTRS, digests, None, where))[0]
         assert s.tier.digests(b"f-" + where.encode(), applied.token) == digests
     assert "user.ckptfs" in os.listxattr(root / "f-xattr")

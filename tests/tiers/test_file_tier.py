@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from file_rig import file_rig, hidden_files, needs_root, small_tmpfs
-from rig import ATTRS, CHUNK, DIR_ATTRS, Session, blob, caught, trouble
+from rig import ATTRS, CHUNK, DIR_ATTRS, Session, blob, caught, draft, trouble
 
 from ckptfs.tiers import open_tier
 from ckptfs.tiers.base import (
@@ -42,7 +42,7 @@ def test_a_tier_that_vanished_is_down_and_never_empty(s: Session, root: Path) ->
             lambda: s.tier.listdir(b""),
             lambda: s.tier.stat(b"f"),
             lambda: s.tier.apply([op]),
-            lambda: s.tier.begin("v", b"", 1),
+            lambda: s.tier.begin(draft("v", b"", 1)),
             lambda: s.tier.sweep(frozenset()),
             s.tier.space,
             s.tier.probe,
@@ -100,7 +100,7 @@ def test_the_tier_can_be_unmounted_between_calls(tmp_path: Path) -> None:
 
 
 def test_hidden_files_lie_in_uploads_and_are_private(s: Session, root: Path) -> None:
-    upload, _, _ = s.send(b"secret", b"run")
+    upload, _, _ = s.send(b"secret", b"run/f")
     path = root / os.fsdecode(path_of(upload.handle))
     assert path.parent == root / ".ckptfs/uploads/0000-mount"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -114,7 +114,7 @@ def test_in_a_setgid_directory_they_lie_beside_and_are_never_listed(
 ) -> None:
     (root / "shared").mkdir()
     os.chmod(root / "shared", 0o2775)
-    upload, digests, version = s.send(blob(CHUNK), target_dir)
+    upload, digests, version = s.send(blob(CHUNK), target_dir + b"/f")
     assert os.path.dirname(path_of(upload.handle)) == b"shared"
     assert s.names(b"shared") == set()
     assert s.tier.stat(path_of(upload.handle)) is None
@@ -147,9 +147,9 @@ def test_a_directory_made_in_a_setgid_one_inherits(s: Session, root: Path) -> No
 def test_sweep_finds_what_lies_beside(s: Session, root: Path) -> None:
     (root / "shared").mkdir()
     os.chmod(root / "shared", 0o2775)
-    kept, _, _ = s.send(b"kept", b"shared")
-    s.send(b"gone", b"shared")
-    s.send(b"gone", b"")
+    kept, _, _ = s.send(b"kept", b"shared/f")
+    s.send(b"gone", b"shared/g")
+    s.send(b"gone")
     assert s.rig.open().sweep(frozenset({kept.handle})) == 2
     assert sorted(path.name for path in hidden_files(root)) == [".ckptfs-0000-mount-v1", "@v1"]
     assert s.rig.open().sweep(frozenset()) == 1
@@ -158,7 +158,7 @@ def test_sweep_finds_what_lies_beside(s: Session, root: Path) -> None:
 
 def test_sweep_leaves_other_mounts_alone(s: Session, root: Path) -> None:
     other = open_tier(f"file://{root}", "other-mount")
-    upload = other.begin("v1", b"", 4)
+    upload = other.begin(draft("v1", b"", 4))
     assert s.tier.sweep(frozenset()) == 0
     other.send(upload, 0, s.stage(b"data"))
     assert caught(lambda: s.tier.send(upload, 0, s.stage(b"data"))).trouble is Trouble.REDO
@@ -167,7 +167,7 @@ def test_sweep_leaves_other_mounts_alone(s: Session, root: Path) -> None:
 def test_removing_a_directory_removes_our_hidden_files_in_it(s: Session, root: Path) -> None:
     made = s.apply(Mkdir(b"d", replace(DIR_ATTRS, mode=0o2755)))[0]
     os.chmod(root / "d", 0o2755)
-    upload, _, _ = s.send(b"data", b"d")
+    upload, _, _ = s.send(b"data", b"d/f")
     assert (root / os.fsdecode(path_of(upload.handle))).parent == root / "d"
     s.apply(Remove(b"d", Kind.DIR, made.token))
     assert not (root / "d").exists()
@@ -186,7 +186,7 @@ def test_moving_a_directory_strands_no_hidden_file(s: Session, root: Path) -> No
 
 
 def test_an_upload_is_not_recreated_by_send(s: Session, root: Path) -> None:
-    upload = s.tier.begin("v1", b"", 4)
+    upload = s.tier.begin(draft("v1", b"", 4))
     path = root / os.fsdecode(path_of(upload.handle))
     path.unlink()
     assert caught(lambda: s.tier.send(upload, 0, s.stage(b"data"))).trouble is Trouble.REDO
@@ -203,7 +203,7 @@ def test_holes_stay_holes(s: Session, root: Path) -> None:
         file.truncate(64 << 20)
         file.seek(32 << 20)
         file.write(b"island")
-    upload = s.tier.begin("h", b"", 64 << 20)
+    upload = s.tier.begin(draft("h", b"", 64 << 20))
     source = replace(s.stage(b""), ram_path=str(path), length=64 << 20)
     digest = s.tier.send(upload, 0, source)
     applied = s.apply(Put(b"f", upload, 64 << 20, ATTRS, (Digest(0, 64 << 20, digest),), None, "h"))[0]
@@ -219,7 +219,7 @@ def test_no_descriptor_is_left_open(s: Session) -> None:
     before = sorted(os.listdir("/proc/self/fd"))
     s.put(b"d/f", blob(CHUNK))
     s.tier.listdir(b"d")
-    s.tier.apply([Put(b"x", s.tier.begin("v9", b"", 1), 2, ATTRS, (), None)])
+    s.tier.apply([Put(b"x", s.tier.begin(draft("v9", b"", 1)), 2, ATTRS, (), None)])
     assert caught(lambda: s.tier.read(b"d/f", "x", 0, 1))
     assert sorted(os.listdir("/proc/self/fd")) == before
 
@@ -230,7 +230,7 @@ def test_no_descriptor_is_left_open(s: Session) -> None:
 @needs_root
 def test_a_directory_on_another_file_system(s: Session, root: Path) -> None:
     with small_tmpfs(root / "other", "size=64m") as other:
-        upload, digests, version = s.send(blob(3 * CHUNK), b"other")
+        upload, digests, version = s.send(blob(3 * CHUNK), b"other/f")
         assert os.path.dirname(path_of(upload.handle)) == b"other"
         s.apply(Put(b"other/f", upload, 3 * CHUNK, ATTRS, digests, None, version))
 
@@ -273,7 +273,7 @@ def test_a_full_tier_is_down_until_there_is_room(tmp_path: Path) -> None:
         s = Session(file_rig(root, tmp_path / "staging"))
         s.put(b"ballast", blob(3 * CHUNK))
         data = blob(2 * CHUNK)
-        upload = s.tier.begin("v", b"", len(data))
+        upload = s.tier.begin(draft("v", b"", len(data)))
         source = s.stage(data)
         error = caught(lambda: s.tier.send(upload, 0, source))
         assert (error.trouble, error.errno) == (Trouble.DOWN, errno.ENOSPC)
@@ -294,7 +294,7 @@ def test_a_tier_without_inodes_left_is_down(tmp_path: Path) -> None:
                     stack.enter_context(open(root / f"n{n}", "w"))
                 except OSError:
                     break
-        error = caught(lambda: s.tier.begin("v", b"", 1))
+        error = caught(lambda: s.tier.begin(draft("v", b"", 1)))
         assert (error.trouble, error.errno) == (Trouble.DOWN, errno.ENOSPC)
 
 
