@@ -11,11 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-import torch.distributed.checkpoint as dcp
-from safetensors.torch import load_file, save_file
 
 from tests.mounted.harness import Mount, wait_for
+
+# There is no wheel for every Python that ckptfs runs on.
+torch = pytest.importorskip("torch")
+dcp = pytest.importorskip("torch.distributed.checkpoint")
+load_file, save_file = (
+    getattr(pytest.importorskip("safetensors.torch"), name) for name in ("load_file", "save_file")
+)
 
 State = dict[str, torch.Tensor]
 
