@@ -316,7 +316,8 @@ class Publishing(OpLog):
         inode = e.inode
         self._finish(e)
         if e.kind in (EntryKind.PUT, EntryKind.LINK):
-            if not inode.dead and not inode.puts and not inode.unsealed:
+            newest = not inode.puts or inode.puts[-1].pos < e.pos
+            if not inode.dead and newest and not inode.unsealed:
                 self.hold(inode, SKIPPED, now)
             self._void_moves(e.node, e.node.pending)
             s.abandon(e)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ckptfs.core import EntryKind
-from ckptfs.tiers.base import Kind
+from ckptfs.tiers.base import Failed, Kind, Trouble
 
 from .test_rules import finish, log, publish, refuse, save, send, tier_files, tier_names
 from .world import World
@@ -342,6 +342,27 @@ def test_r9_skipping_an_entry_that_the_tier_is_at(w: World, then: str, fault: st
         w.publish_held(path)
     finish(w)
     assert not w.tier.hidden
+
+
+def test_r9_skipping_the_newest_version_of_a_file_keeps_its_bytes_although_an_older_one_is_on_its_way(
+    w: World,
+) -> None:
+    save(w, b"f")
+    w.now += 5
+    send(w)
+    save(w, b"f", cells=2)
+    newest = next(reversed(w.core.state.log.values()))
+    w.core.order.refused(newest, Failed(Trouble.REFUSED, "too large"), w.now)
+    w.commit()
+    w.skip(newest)
+    w.check()
+    w.drain()
+    assert w.ref_file(b"f").held
+    assert len(tier_files(w)[b"f"]) == 1
+    w.crash()
+    w.publish_held(b"f")
+    finish(w)
+    assert len(tier_files(w)[b"f"]) == 2
 
 
 @pytest.mark.parametrize("fault", ["", "refuse", "lost"])
