@@ -285,9 +285,28 @@ class Publishing(OpLog):
         if node.parent is not None:
             self._mark(node.parent, node.name)
         self._finish(e)
-        self._vanish(node)
+        if not self._made_again(e):
+            self._vanish(node)
         self.last_applied = e
         self._reap_both(e)
+
+    def _made_again(self, e: Entry) -> bool:
+        """Whether a directory that the tier lost before its MOVE is to be made at its new place, by what
+        is put into it (as in `_place`). What was in it is gone."""
+        s, node, inode = self.state, e.node, e.inode
+        if node.kind != Kind.DIR or inode.dead or inode.node is not node or e.dir.node is None:
+            return False
+        for child in list(node.children.values()):
+            self._vanish(child)
+        if not (inode.children or inode.pending or inode.ino in s.busy_dirs):
+            return False
+        if node.parent is not None and node.parent.children.get(node.name) is node:
+            del node.parent.children[node.name]
+        self._mark(e.dir.node, e.name)
+        self._mark_moved(node)
+        self._replace(e.dir.node, e.name, node)
+        self.attrs_changed(inode)
+        return True
 
     def refused(self, e: Entry, failed: Failed, now: float) -> None:
         """The tier did not apply this entry."""

@@ -261,6 +261,24 @@ def test_a_directory_and_one_of_others_in_each_other_by_turns(w: World, publishe
     assert tier_names(w) == {b"e", b"e/a", b"e/a/new"} | ({b"e/f"} if published else set())
 
 
+def test_a_directory_that_others_removed_takes_all_its_turns_when_it_is_made_again(w: World) -> None:
+    w.mkdir(b"d")
+    finish(w)
+    w.rename(b"d", b"a")
+    save(w, b"a/b")
+    w.now += 5
+    w.unlink(b"a/b")  # still published, which makes `a` again
+    w.mkdir(b"d")
+    w.mkdir(b"a/a")
+    w.rename(b"d", b"a/a/e")
+    w.rename(b"a/a", b"d")
+    w.rename(b"a", b"d/d")
+    save(w, b"d/d/b")
+    w.foreign_remove(b"d")
+    finish(w)
+    assert tier_names(w) == {b"d", b"d/e", b"d/d", b"d/d/b"}
+
+
 # -- after `ckptfs skip` of a rename -----------------------------------------------------------------
 
 

@@ -607,6 +607,8 @@ class World:
             assert ops
             self.round = Round("batch" if entries else "forced", list(entries or ops), list(ops))
         self.commit()
+        if self.lenient:
+            self._learn()  # a directory may come where a skipped rename left a file
         return self.round is not None
 
     def removals_take(self, limit: int = 128) -> bool:
