@@ -512,8 +512,7 @@ class World:
         for obj in self.tier.visible().values():
             given_up = obj.version in self.before.keys() | file.shadows | file.covers
             if given_up and obj.ident not in dead and obj.version not in coming:
-                self.before.pop(obj.version, None)  # it comes back
-                self.let_be[obj.version] = self.born.get(obj.version, 0)
+                self._let_be(obj.version)
         self.look_everywhere()
 
     def skip(self, e: Entry) -> None:
@@ -537,6 +536,17 @@ class World:
                 file.shadows.clear()
                 file.covers.clear()
 
+    def _let_be(self, version: str) -> None:
+        """It comes back, and is no older version of any file any more."""
+        self.before.pop(version, None)
+        self.let_be[version] = self.born.get(version, 0)
+        for file in self.walk().values():
+            if isinstance(file, RefFile) and file.sealed != version:
+                file.sealed_before -= version in file.puts[: file.sealed_before]
+                file.puts = [v for v in file.puts if v != version]
+                file.shadows.discard(version)
+                file.covers.discard(version)
+
     def _moves(self) -> set[Entry]:
         return {e for e in self.core.state.log.values() if e.kind == EntryKind.MOVE}
 
@@ -548,12 +558,7 @@ class World:
             self.core.order.give_up_removal(node)
         for other, obj in self.tier.visible().items():
             if path is not None and (other == path or other.startswith(path + b"/")):
-                self.before.pop(obj.version, None)
-                self.let_be[obj.version] = self.born.get(obj.version, 0)
-                for file in self.walk().values():
-                    if isinstance(file, RefFile):
-                        file.shadows.discard(obj.version)
-                        file.covers.discard(obj.version)
+                self._let_be(obj.version)
 
     # -- the flow ----------------------------------------------------------------------------
 
