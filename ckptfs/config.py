@@ -40,6 +40,8 @@ class Config:
     worker_threads: int = 4
     niceness: int = 10
     chunk_size: int = 16 << 20
+    flush_limit: int = 0
+    """Bytes per second that are sent to the tier at most; 0: no limit."""
     settle_time: float = 2.0
     """A file unlinked or replaced within this time of its close, unsent, is never sent (R4b)."""
     stream_globs: tuple[str, ...] = DEFAULT_STREAM_GLOBS

@@ -201,6 +201,7 @@ KEYS: dict[str, Callable[[Given], object]] = {
     "worker_threads": _whole(1, 256),
     "niceness": _whole(-20, 19),
     "chunk_size": _size(64 * _KIB, 1 << 30),
+    "flush_limit": _size(0, 1024 * _TIB),
     "settle_time": _duration(0, 3600),
     "stream_globs": _globs,
     "stream_interval": _duration(0.1, 86400),

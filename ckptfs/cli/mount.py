@@ -29,6 +29,7 @@ from .output import say
 @click.option("--cache-dir", metavar="DIR", help="Stage in this directory on local disk instead of memory.")
 @click.option("--spill-dir", metavar="DIR", help="Where staged bytes go that exceed the budget.")
 @click.option("--spill-size", metavar="SIZE", help="Bound of the spill; 0 switches it off.")
+@click.option("--flush-limit", metavar="SIZE", help="Bytes per second sent to the tier at most, like 500MiB.")
 @click.option(
     "--fsync", metavar="cache|tier", help="What fsync waits for: safe from process death, or durable."
 )

@@ -15,6 +15,7 @@ import trio
 
 from ckptfs.config import Config
 from ckptfs.core import Core, Inode
+from ckptfs.engine.limit import Limiter
 from ckptfs.flush.pool import WorkerDied, WorkerPool
 from ckptfs.journal.journal import Journal
 from ckptfs.staging import Blob, Staging
@@ -154,6 +155,7 @@ class Hub:
         """Something became durable, or stuck."""
         self.room = Pulse()
         """Staging memory was freed."""
+        self.limiter = Limiter(config.flush_limit)
         self.waiting_for_durable = 0
         self.draining = False
         self.blind = False

@@ -89,6 +89,7 @@ class Publisher:
         if batch is None or hub.behind:
             return False
         entries, ops = batch
+        await hub.limiter.take(sum(op.size for op in ops if isinstance(op, Put) and op.upload == INLINE))
         with contextlib.ExitStack() as pins:
             outcome = await self._apply(
                 [self._with_bytes(op, e, pins) for op, e in zip_longest(ops, entries)]

@@ -175,6 +175,7 @@ class Uploader:
         self.hub.core.planner.begun(e, upload)
 
     async def _chunk(self, job: Chunk) -> None:
+        await self.hub.limiter.take(job.length)
         e, upload = job.entry, job.entry.upload
         if upload is None or e.id not in self.hub.core.state.log:
             e.in_flight.discard(job.offset)  # begun anew, or skipped, since this was planned
@@ -187,6 +188,7 @@ class Uploader:
         self._arrived(e, upload, job.offset, job.length, xxh3)
 
     async def _small(self, job: Small) -> None:
+        await self.hub.limiter.take(sum(e.length for e in job.entries))
         batch = []
         unpins = []
         entries = [e for e in job.entries if e.id in self.hub.core.state.log]
