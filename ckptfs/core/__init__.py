@@ -50,7 +50,7 @@ class Core:
     ) -> None:
         self.state = state
         self.order = Order(state, settle_s=settle_s)
-        self.names = Names(state, self.order)
-        self.content = Content(state, self.order, chunk_bytes=chunk_bytes)
+        self.names = Names(state, self.order, forbids=traits.forbids)
+        self.content = Content(state, self.order, chunk_bytes=max(chunk_bytes, traits.least_chunk))
         self.planner = Planner(state, settle_s=settle_s, traits=traits)
         self.tier = TierView(state, self.order)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 
 from ckptfs.core.model import EntryKind, Inode, Node, Unsealed, to_ns
 from ckptfs.core.order import Order
@@ -29,12 +30,18 @@ def fail(code: int) -> OSError:
     return OSError(code, os.strerror(code))
 
 
+def _join(dir: bytes, name: bytes) -> bytes:
+    return dir + b"/" + name if dir else name
+
+
 class Names:
     """Operations on names of one mount. Times in nanoseconds, `now` in seconds."""
 
-    def __init__(self, state: State, order: Order) -> None:
+    def __init__(self, state: State, order: Order, *, forbids: Callable[[bytes], int] | None = None) -> None:
+        """`forbids`: the errno for a path that the tier cannot hold (R9), 0 for one that it can."""
         self.state = state
         self.order = order
+        self.forbids = forbids
 
     def child(self, parent: Inode, name: bytes) -> Inode | None:
         """The inode under a name as the core knows it (the tier may know more)."""
@@ -52,6 +59,22 @@ class Names:
             raise fail(errno.ENOTDIR)
         if name in parent.children:
             raise fail(errno.EEXIST)
+        self._check_path(_join(parent.path(), name))
+
+    def _check_path(self, path: bytes) -> None:
+        code = self.forbids(path) if self.forbids is not None else 0
+        if code:
+            raise fail(code)
+
+    def _check_tree(self, inode: Inode, path: bytes) -> None:
+        """Refuse a new path that the tier cannot hold, or under which it cannot hold what is inside."""
+        if self.forbids is None:
+            return
+        todo = [(inode, path)]
+        while todo:
+            i, p = todo.pop()
+            self._check_path(p)
+            todo += [(child, _join(p, name)) for name, child in i.children.items()]
 
     def _attach(self, inode: Inode, parent: Inode, name: bytes, now: float) -> None:
         inode.parent, inode.name = parent, name
@@ -180,6 +203,7 @@ class Names:
             if up is inode:
                 raise fail(errno.EINVAL)
             up = up.parent
+        self._check_tree(inode, _join(new_parent.path(), new_name))
         if old is not None:
             self._detach(old, now)
         del parent.children[name]

@@ -9,7 +9,7 @@ no leading slash; ``b""`` is the root. Everything here can be pickled.
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -142,11 +142,15 @@ class Traits:
     `inline_bytes`: versions up to this size (-1: none) have no upload, their `Put` carries the bytes (on
     object stores a small object is sent and published by one request). `bound`: an upload belongs to the
     path it was begun for (R5): it is begun only when every earlier entry about that path is applied, and
-    begun anew when the path changes. Its handle is made by `bound_handle`.
+    begun anew when the path changes. Its handle is made by `bound_handle`. `least_chunk`: bytes that
+    all chunks but the last must have. `forbids`: the errno for a path that cannot be a name on the tier, 0
+    for one that can; None where every path can.
     """
 
     inline_bytes: int = -1
     bound: bool = False
+    least_chunk: int = 0
+    forbids: Callable[[bytes], int] | None = None
 
 
 def bound_handle(path: bytes, *rest: str) -> str:
