@@ -23,9 +23,10 @@ BEGINNING = -1
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """Open the upload of a large version."""
+    """Open the upload of a large version, bound for `path`."""
 
     entry: Entry
+    path: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +124,9 @@ class Planner:
             if not hurry and 0 <= now - e.first_at < self.settle_s:
                 break
             if self._astray(e):
+                if e.in_flight:
+                    ahead.passed(e)
+                    continue  # what is on its way is awaited, nothing more is sent
                 self.reuploaded_bytes += e.sent_bytes
                 self.state.forget_sent(e)
             if e.length <= self.traits.inline_bytes:
@@ -139,7 +143,7 @@ class Planner:
             elif e.upload is None:
                 if not e.in_flight and not (self.traits.bound and ahead.concerns(e)):
                     e.in_flight.add(BEGINNING)
-                    jobs.append(Begin(e))
+                    jobs.append(Begin(e, e.path()))
             else:
                 for offset in range(0, e.length, e.chunk):
                     if len(jobs) >= limit:
@@ -158,13 +162,12 @@ class Planner:
         return count
 
     def _astray(self, e: Entry) -> bool:
-        """Whether its upload belongs to a name that it does not go to any more, and may be begun anew."""
+        """Whether its upload belongs to a name that it does not go to any more."""
         return (
             self.traits.bound
             and e.upload is not None
             and e.upload != INLINE
             and not e.frozen
-            and not e.in_flight
             and bound_path(e.upload) != e.path()
         )
 

@@ -159,7 +159,7 @@ class Uploader:
 
     async def _do(self, job: Job) -> None:
         if isinstance(job, Begin):
-            await self._begin(job.entry)
+            await self._begin(job)
         elif isinstance(job, Chunk):
             await self._chunk(job)
         else:
@@ -167,12 +167,13 @@ class Uploader:
         self.hub.commit()
 
     @staticmethod
-    def _draft(e: Entry) -> Draft:
-        return Draft(e.version, e.path(), e.length, e.chunk, e.attrs())
+    def _draft(e: Entry, path: bytes) -> Draft:
+        return Draft(e.version, path, e.length, e.chunk, e.attrs())
 
-    async def _begin(self, e: Entry) -> None:
-        upload = await self.hub.pool.call("begin", self._draft(e))
-        self.hub.core.planner.begun(e, upload)
+    async def _begin(self, job: Begin) -> None:
+        # For the path it was planned for: about the present one there may be earlier entries (R5).
+        upload = await self.hub.pool.call("begin", self._draft(job.entry, job.path))
+        self.hub.core.planner.begun(job.entry, upload)
 
     async def _chunk(self, job: Chunk) -> None:
         await self.hub.limiter.take(job.length)
@@ -196,7 +197,7 @@ class Uploader:
             for e in entries:
                 source, unpin = self._source(e, 0, e.length)
                 unpins.append(unpin)
-                batch.append((self._draft(e), source))
+                batch.append((self._draft(e, e.path()), source))
             answers = await self.hub.pool.call("send_small", batch)
         finally:
             for unpin in unpins:
