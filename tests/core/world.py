@@ -781,7 +781,7 @@ class World:
             node = state.root_node
             for part in parent.split(b"/") if parent else ():
                 nxt = node.children.get(part)
-                if nxt is None or nxt.inode is None or nxt.inode.dead:
+                if nxt is None or nxt.kind != Kind.DIR or nxt.inode is None or nxt.inode.dead:
                     break
                 node = nxt
             else:
