@@ -20,7 +20,7 @@ class Config:
 
     mountpoint: str
     tier: str
-    """URL, `file:///absolute/path`."""
+    """URL, `file:///absolute/path` or `s3://bucket/prefix`."""
     cache_size: int
     """Budget for staged and cached bytes in RAM (or in `cache_dir`)."""
     cache_dir: str = ""
@@ -55,7 +55,8 @@ class Config:
     log_file: str = ""
     """Empty: a file in the data directory."""
     options: dict[str, str] = field(default_factory=dict)
-    """Further tier-specific options (`[tier_options]` in the TOML file)."""
+    """Options of the tier: `endpoint_url` (URLs separated by spaces), `region`, `profile`, `ca_bundle` and
+    `verify` (`true` or `false`) of an object store, and what `[tier_options]` in the TOML file has."""
 
     def to_json(self) -> str:
         """One line of JSON, as the mount command hands it to the daemon."""

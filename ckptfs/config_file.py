@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from . import memory
 from .config import Config
-from .config_keys import KEYS, Given, Percent, nearest
+from .config_keys import KEYS, OBJECT_STORE_KEYS, Given, Percent, nearest
 from .errors import CkptfsError, Exit
 from .mountinfo import inside
 from .paths import MountPaths, resolve, working_dir
@@ -107,7 +107,7 @@ def _complete(values: dict[str, object], given: Mapping[str, Given]) -> Config:
     spill_dir = _real(values.pop("spill_dir", "")) or paths.spill
     cache_size = _cache_size(values.pop("cache_size", None), cache_dir, given)
     spill_size = _spill_size(values.pop("spill_size", None), spill_dir, cache_size, cache_dir)
-    values["options"] = values.pop("tier_options", {})
+    values["options"] = _options(values, given, tier)
     values.setdefault("allow_other", os.geteuid() == 0)
     config = Config(
         mountpoint=mountpoint, tier=tier, cache_size=cache_size, cache_dir=cache_dir,
@@ -117,6 +117,23 @@ def _complete(values: dict[str, object], given: Mapping[str, Given]) -> Config:
     config = dataclasses.replace(config, **cast(dict[str, Any], values))
     _check_places(config, given)
     return config
+
+
+def _options(values: dict[str, object], given: Mapping[str, Given], tier: str) -> dict[str, str]:
+    """`Config.options`: the table `tier_options` and the keys that are for object stores only."""
+    options = dict(cast("dict[str, str]", values.pop("tier_options", {})))
+    for key, name in OBJECT_STORE_KEYS.items():
+        if key not in values:
+            continue
+        value = values.pop(key)
+        if not tier.startswith("s3:"):
+            if "tier" in given and given["tier"].loose and not given[key].loose:
+                continue  # the file is about another tier than the one named for this time
+            raise given[key].wrong(f"this is for s3:// tiers, and the tier is {tier}")
+        if key == "ca_bundle" and not os.path.isfile(cast(str, value)):
+            raise given[key].wrong(f"there is no file {value}")
+        options[name] = str(value).lower() if isinstance(value, bool) else cast(str, value)
+    return options
 
 
 def _real(path: object) -> str:
@@ -160,7 +177,7 @@ def check_tier(url: str, given: Given) -> str:
     except CkptfsError as error:
         raise given.wrong(error.message.rstrip(".")) from None
     # Symbolic links are left as they are: only the workers touch the tier, a hung NFS mount would stop us.
-    return f"{scheme}://{quote(root)}" if scheme == "file" else url
+    return f"{scheme}://{quote(root)}"
 
 
 def tier_directory(url: str) -> str | None:

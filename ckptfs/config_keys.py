@@ -1,7 +1,7 @@
 """Every configuration key: what may be written for it, and what that means.
 
-The keys are the names of the fields of `Config` (`tier_options` fills `options`). In the TOML file and
-in mount options `-` may be written for `_`.
+The keys are the names of the fields of `Config`, but `tier_options` and those of `OBJECT_STORE_KEYS`, which
+fill `options`. In the TOML file and in mount options `-` may be written for `_`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from .errors import CkptfsError, Exit
 from .units import format_duration, format_size, parse_duration, parse_size
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
+_HOST = re.compile(r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?|[0-9a-f:.%]+", re.ASCII)
 
 FSYNC_POLICIES = ("cache", "tier")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -172,6 +174,29 @@ def _rules(given: Given) -> tuple[tuple[str, str], ...]:
     return tuple(given.value.items())
 
 
+def _endpoints(given: Given) -> str:
+    """Endpoints, separated by spaces, as in `Config.options`."""
+    value = given.value.split() if isinstance(given.value, str) else given.value
+    if not isinstance(value, list | tuple) or not value or not all(isinstance(url, str) for url in value):
+        raise given.wrong(f"{_show(given.value)} is not a URL, or a list of them")
+    found: dict[str, None] = {}
+    for url in value:
+        try:
+            parts = urlsplit(url)
+            host, user = parts.hostname, parts.username is not None
+            port = parts.port
+        except ValueError:
+            host, user, port = None, False, None
+        if user:
+            raise given.wrong("a URL with a user in it is not taken; credentials go to ~/.aws/credentials")
+        if parts.scheme not in ("http", "https") or not _HOST.fullmatch(host or "") or port == 0:
+            raise given.wrong(f"{_show(url)} is not a URL like https://10.1.2.3 or http://host:9000")
+        if parts.query or parts.fragment or any(not "!" <= char <= "~" for char in url):
+            raise given.wrong(f"{_show(url)} has more in it than an address")
+        found[url.rstrip("/")] = None
+    return " ".join(found)
+
+
 def _options(given: Given) -> dict[str, str]:
     if not isinstance(given.value, dict):
         raise given.wrong(f"{_show(given.value)} is not a table of name = value")
@@ -210,8 +235,22 @@ KEYS: dict[str, Callable[[Given], object]] = {
     "memory_floor": _share,
     "log_level": _choice(LOG_LEVELS),
     "log_file": _path_or_empty,
+    "endpoint_url": _endpoints,
+    "region": _text,
+    "profile": _text,
+    "ca_bundle": _path,
+    "verify_tls": _boolean,
     "tier_options": _options,
 }
+
+OBJECT_STORE_KEYS = {
+    "endpoint_url": "endpoint_url",
+    "region": "region",
+    "profile": "profile",
+    "ca_bundle": "ca_bundle",
+    "verify_tls": "verify",
+}
+"""Keys that are for s3:// tiers only, with the names under which they are in `Config.options`."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ import pytest
 from ckptfs.cli.main import cli
 from ckptfs.config import Config
 from ckptfs.config_file import DEFAULT_MOUNTPOINT
-from ckptfs.config_keys import KEYS, Given
+from ckptfs.config_keys import KEYS, OBJECT_STORE_KEYS, Given
 from ckptfs.errors import Exit
 
 ROOT = Path(__file__).parent.parent
@@ -118,7 +118,7 @@ def test_a_key_is_documented_with_its_default(key: str) -> None:
     if len(names) > 1:
         cell = cell.split(",")[names.index(key)].strip()
     config = Config(mountpoint=DEFAULT_MOUNTPOINT, tier="", cache_size=0)
-    default = getattr(config, "options" if key == "tier_options" else key)
+    default = getattr(config, "options" if key in ("tier_options", *OBJECT_STORE_KEYS) else key)
     if not cell:
         assert not default, f"{key} has the default {default!r}"
     elif isinstance(default, tuple):

@@ -24,7 +24,9 @@ MAY_IMPORT = {
     },
 }  # fmt: skip
 
-ONLY = {"pyfuse3": {"fuse"}, "sqlite3": {"journal"}, "boto3": set(), "botocore": set(), "click": {"cli"}}
+ONLY = {
+    "pyfuse3": {"fuse"}, "sqlite3": {"journal"}, "boto3": {"tiers"}, "botocore": {"tiers"}, "click": {"cli"},
+}  # fmt: skip
 
 PURE = {"os", "trio", "time", "pyfuse3", "sqlite3", "socket", "subprocess", "threading"}
 

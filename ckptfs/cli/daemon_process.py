@@ -86,8 +86,7 @@ def _spawn(config: Config, output: IO[bytes] | None) -> tuple[subprocess.Popen[b
             stdout=output,
             stderr=output,
             cwd="/",
-            # Made absolute: the daemon's current directory is another.
-            env={**os.environ, "CKPTFS_RUN_DIR": run_dir(), "CKPTFS_DATA_DIR": data_dir()},
+            env=_environment(),
             pass_fds=(ready_write,),
             start_new_session=True,
         )
@@ -103,6 +102,15 @@ def _spawn(config: Config, output: IO[bytes] | None) -> tuple[subprocess.Popen[b
     except OSError:
         pass  # it ended before it read: the ready pipe tells
     return process, ready
+
+
+def _environment() -> dict[str, str]:
+    """Ours, credentials included; paths made absolute, since the daemon's current directory is another."""
+    found = {**os.environ, "CKPTFS_RUN_DIR": run_dir(), "CKPTFS_DATA_DIR": data_dir()}
+    for name in ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_CA_BUNDLE"):
+        if found.get(name):
+            found[name] = os.path.abspath(os.path.expanduser(found[name]))
+    return found
 
 
 def _answer(process: subprocess.Popen[bytes], ready: int, log: str) -> list[str]:

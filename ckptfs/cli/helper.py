@@ -64,6 +64,8 @@ def parse_options(text: str) -> tuple[dict[str, object], str | None]:
             file = value
         elif name in ("no_allow_other", "noallow_other"):
             flags["allow_other"] = False
+        elif name in ("no_verify_tls", "noverify_tls"):
+            flags["verify_tls"] = False
         elif name in own and (has_value or name in ("allow_other", "allow_tier_down")):
             flags[name] = value
         elif name in own or name == "config":

@@ -15,14 +15,18 @@ from ..control.mounts import MountState, read_state
 from ..errors import CkptfsError, Exit
 from ..paths import MountPaths, make_dir
 from . import daemon_process
+from .object_store import object_store_options
 from .output import say
 
 
 @click.command(short_help="Mount a checkpoint file system.")
 @click.argument("mountpoint", required=False)
 @click.option(
-    "--tier", metavar="URL", help="Where checkpoints live: file:///path. Default: a local directory."
+    "--tier",
+    metavar="URL",
+    help="Where checkpoints live: file:///path or s3://bucket/prefix. Default: a local directory.",
 )
+@object_store_options
 @click.option(
     "--cache-size", metavar="SIZE", help="Memory budget, like 8GiB or 50% of what is available (default)."
 )

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ckptfs import config_file, memory
 from ckptfs.config import Config
 from ckptfs.config_file import load
-from ckptfs.config_keys import KEYS
+from ckptfs.config_keys import KEYS, OBJECT_STORE_KEYS
 from ckptfs.errors import CkptfsError, Exit
 
 
@@ -34,7 +34,8 @@ def refusal(flags: dict[str, object], file: str | None = None) -> str:
 
 
 def test_every_field_has_a_key() -> None:
-    assert {"options" if key == "tier_options" else key for key in KEYS} == {
+    in_options = {"tier_options", *OBJECT_STORE_KEYS}
+    assert {"options" if key in in_options else key for key in KEYS} == {
         item.name for item in dataclasses.fields(Config)
     }
 
@@ -170,7 +171,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     "url",
     [
         "",
-        "s3://bucket/prefix",
+        "s3:///prefix",
         "ftp://x/y",
         "file://host/x",
         "file:relative",
@@ -190,6 +191,75 @@ def test_a_plain_path_as_tier_is_told_how_to_be_written(
     monkeypatch.chdir(tmp_path)
     assert f"write file://{tmp_path}/my%20dir" in refusal({"tier": "./my dir"})
     assert load({"tier": "file:///a%20b/../c"}).config.tier == "file:///c"
+
+
+def test_an_object_store_and_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ca.pem").touch()
+    file = write(
+        tmp_path,
+        'tier = "s3://bucket/run%207/"\nendpoint_url = ["http://10.0.0.1:9000/", "http://[fd00::1]"]\n'
+        'region = "x"\nprofile = "p"\nca_bundle = "ca.pem"\nverify_tls = true\n'
+        '[tier_options]\nother = "y"\n',
+    )
+    config = load({}, file).config
+    assert config.tier == "s3://bucket/run%207"
+    assert config.options == {
+        "endpoint_url": "http://10.0.0.1:9000 http://[fd00::1]", "region": "x", "profile": "p",
+        "ca_bundle": str(tmp_path / "ca.pem"), "verify": "true", "other": "y",
+    }  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    flags: dict[str, object] = {"endpoint_url": ("https://h", "https://h/"), "verify_tls": False}
+    config = load(flags, file).config
+    assert (config.options["endpoint_url"], config.options["verify"]) == ("https://h", "false")
+    one = load({"tier": "s3://bucket", "endpoint_url": "http://a http://b"}).config
+    assert (one.tier, one.options) == ("s3://bucket", {"endpoint_url": "http://a http://b"})
+
+
+@pytest.mark.parametrize("key", sorted(OBJECT_STORE_KEYS))
+def test_options_of_an_object_store_with_another_tier(tmp_path: Path, key: str) -> None:
+    (tmp_path / "ca.pem").touch()
+    values = {"endpoint_url": "http://h", "verify_tls": False, "ca_bundle": str(tmp_path / "ca.pem")}
+    value = values.get(key, "x")
+    flags: dict[str, object] = {"tier": f"file://{tmp_path}/t", key: value}
+    message = refusal(flags)
+    assert message.startswith(f"--{key.replace('_', '-')}: ")
+    assert f"file://{tmp_path}/t" in message
+    assert refusal({key: value}).startswith(f"--{key.replace('_', '-')}: ")
+    written = "false" if value is False else f'"{value}"'
+    file = write(tmp_path, f'tier = "s3://bucket"\n{key} = {written}\n')
+    assert load({"tier": f"file://{tmp_path}/t"}, file).config.options == {}
+    file = write(tmp_path, f"{key} = {written}\n")
+    assert f"{key} in {file}: " in refusal({}, file)
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ((), "URL, or a list"),
+        ("", "URL, or a list"),
+        ((3,), "URL, or a list"),
+        ("10.1.2.3", "like https://10.1.2.3"),
+        ("http://", "like https"),
+        ("http://h:x", "like https"),
+        ("http://h:0", "like https"),
+        ("http://-h", "like https"),
+        ("ftp://h", "like https"),
+        ("http://h?x", "more in it than an address"),
+        ("http://h/#x", "more in it than an address"),
+        (("http://h/a b",), "more in it than an address"),
+        ("http://key:hush@h", "credentials go to"),
+    ],
+)
+def test_endpoints_that_cannot_be_used(value: object, part: str) -> None:
+    message = refusal({"tier": "s3://bucket", "endpoint_url": value})
+    assert message.startswith("--endpoint-url: ")
+    assert part in message
+    assert "hush" not in message
+
+
+def test_a_ca_bundle_that_is_not_there(tmp_path: Path) -> None:
+    flags: dict[str, object] = {"tier": "s3://bucket", "ca_bundle": str(tmp_path / "no.pem")}
+    assert refusal(flags) == f"--ca-bundle: there is no file {tmp_path}/no.pem"
 
 
 def test_nothing_may_lie_in_the_mount(tmp_path: Path) -> None:

@@ -195,7 +195,8 @@ def test_mount8_form(ckptfs: Ckptfs, tmp_path: Path) -> None:
         (["none", "MNT", "-o"], "needs a value"),
         (["none", "MNT", "--bad"], "--bad"),
         (["none"], "ckptfs SOURCE MOUNTPOINT"),
-        (["s3://bucket", "MNT"], "mount option tier: "),
+        (["s3:///prefix", "MNT"], "mount option tier: "),
+        (["s3://bucket", "MNT", "-o", "endpoint-url=x"], "mount option endpoint-url: "),
     ],
 )
 def test_mount8_form_bad_input(ckptfs: Ckptfs, tmp_path: Path, arguments: list[str], part: str) -> None:
