@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import islice
 
-from ckptfs.core.model import Entry, EntryKind, Node
+from ckptfs.core.model import ROOT, Entry, EntryKind, Node
 from ckptfs.core.state import State
 from ckptfs.tiers.base import INLINE, Digest, Traits, Upload, bound_path
 
@@ -59,20 +59,42 @@ class Ahead:
         self.state = state
         self._targets: set[tuple[int, bytes]] = set()
         self._moves: list[Entry] = []
+        self._places: dict[int, Entry] = {}
 
     def passed(self, e: Entry) -> None:
         """This entry comes before all that are asked about from now on."""
         self._targets.add((e.dir.ino, e.name))
+        if e.kind in (EntryKind.MOVE, EntryKind.MKDIR):
+            self._places[e.node.id] = e
         if e.kind == EntryKind.MOVE:
             self._moves.append(e)
+
+    def path(self, e: Entry) -> bytes:
+        """Where the entry goes on the tier when its turn comes: what lies before it will be done then.
+
+        That is not its present path in the mount when it was unlinked and its directory renamed since.
+        """
+        return _join(self._dir(e.dir.node) if e.dir.node is not None else e.dir.path(), e.name)
+
+    def _dir(self, node: Node) -> bytes:
+        if node.id == ROOT:
+            return b""
+        last = self._places.get(node.id)
+        if last is not None:
+            return self.path(last)
+        if node.parent is not None:
+            return _join(self._dir(node.parent), node.name)
+        return (
+            node.inode.path() if node.inode is not None else node.name
+        )  # lost by the tier: made again there
 
     def concerns(self, e: Entry) -> bool:
         """Whether an earlier entry or a late removal is about the entry's path, or about what it is in."""
         if (e.dir.ino, e.name) in self._targets:
             return True
-        path = e.path()
+        path = self.path(e)
         for move in self._moves:
-            if _within(path, move.node.path()) or _within(path, move.path()):
+            if _within(path, move.node.path()) or _within(path, self.path(move)):
                 return True
         return self._grave(e, path)
 
@@ -85,6 +107,10 @@ class Ahead:
                 return False
             up, node = node, node.children.get(part)
         return node is not None and node.dead_pos > 0 and up is not e.dir.node
+
+
+def _join(dir: bytes, name: bytes) -> bytes:
+    return dir + b"/" + name if dir else name
 
 
 def _within(path: bytes, top: bytes) -> bool:
@@ -118,12 +144,13 @@ class Planner:
         for e in islice(self.state.log.values(), LOOK_AHEAD):
             if len(jobs) >= limit:
                 break
-            if e.kind != EntryKind.PUT or (e.complete and not self._astray(e)):
+            astray = self._astray(e, ahead)
+            if e.kind != EntryKind.PUT or (e.complete and not astray):
                 ahead.passed(e)
                 continue
             if not hurry and 0 <= now - e.first_at < self.settle_s:
                 break
-            if self._astray(e):
+            if astray:
                 if e.in_flight:
                     ahead.passed(e)
                     continue  # what is on its way is awaited, nothing more is sent
@@ -143,7 +170,7 @@ class Planner:
             elif e.upload is None:
                 if not e.in_flight and not (self.traits.bound and ahead.concerns(e)):
                     e.in_flight.add(BEGINNING)
-                    jobs.append(Begin(e, e.path()))
+                    jobs.append(Begin(e, ahead.path(e)))
             else:
                 for offset in range(0, e.length, e.chunk):
                     if len(jobs) >= limit:
@@ -161,14 +188,14 @@ class Planner:
         count, self.reuploaded_bytes = self.reuploaded_bytes, 0
         return count
 
-    def _astray(self, e: Entry) -> bool:
+    def _astray(self, e: Entry, ahead: Ahead) -> bool:
         """Whether its upload belongs to a name that it does not go to any more."""
         return (
             self.traits.bound
             and e.upload is not None
             and e.upload != INLINE
             and not e.frozen
-            and bound_path(e.upload) != e.path()
+            and bound_path(e.upload) != ahead.path(e)
         )
 
     def next_due(self, now: float) -> float | None:

@@ -34,11 +34,11 @@ async def recover(hub: Hub, is_stream: Callable[[bytes], bool], old_spills: Iter
         return st.st_size, st.st_mtime_ns
 
     sealed, interrupted = core.content.recover(staged, is_stream, time.time())
-    for inode in core.state.inodes.values():
-        for e in inode.puts:
-            if e.kind == EntryKind.PUT and e.data in missing:
-                hub.core.order.skip(e, time.time())
-                hub.core.order.hold(inode, "its staged bytes are missing", time.time())
+    for e in list(core.state.log.values()):
+        if e.kind == EntryKind.PUT and e.data in missing and e.id in core.state.log:
+            core.order.skip(e, time.time())
+            if not e.inode.dead:
+                core.order.hold(e.inode, "its staged bytes are missing", time.time())
     for data in [d for d in hub.staging.blobs if d not in core.state.data_refs]:
         hub.staging.delete(data)
     bad = await _check_after_reboot(hub)

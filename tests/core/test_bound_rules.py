@@ -137,3 +137,22 @@ def test_killed_while_a_small_version_is_published(w: BoundWorld) -> None:
     w.round_apply(fault="lost")
     w.crash()
     finish(w)
+
+
+def test_what_was_removed_before_it_was_published_goes_where_it_was(w: BoundWorld) -> None:
+    """Nothing is cancelled because the tier lags (R4): it appears, under its old name, and goes late."""
+    w.mkdir(b"d")
+    save(w, b"d/a", cells=2)
+    w.now += 5
+    send(w)
+    w.unlink(b"d/a")
+    w.rename(b"d", b"e")
+    assert begun(w) == []  # its upload is still the right one
+    finish(w)
+    save(w, b"e/b", cells=2)
+    w.now += 5
+    send(w)
+    w.unlink(b"e/b")
+    w.rmdir(b"e")
+    finish(w)
+    assert w.core.planner.take_reuploaded() == 0
