@@ -46,9 +46,7 @@ def test_seaweedfs_refuses_a_wrong_checksum(seaweed: Server) -> None:
 
 
 def test_moto_accepts_a_wrong_checksum(moto: Server) -> None:
-    moto.client().put_object(
-        Bucket=moto.bucket("test-servers"), Key="bad", Body=b"data", ChecksumCRC32=WRONG
-    )
+    moto.client().put_object(Bucket=moto.bucket("test-servers"), Key="bad", Body=b"data", ChecksumCRC32=WRONG)
 
 
 def test_a_server_dies_with_the_process_that_started_it(tmp_path: Path) -> None:

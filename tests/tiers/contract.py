@@ -56,9 +56,9 @@ class TierContract:
 
     # -- uploads ---------------------------------------------------------------------------------
 
-    @pytest.mark.parametrize("size", [0, 1, 4097, CHUNK, 3 * CHUNK + 12345])
-    def test_what_is_published_is_what_was_staged(self, s: Session, size: int) -> None:
-        data = blob(size)
+    @pytest.mark.parametrize(("chunks", "more"), [(0, 0), (0, 1), (0, 4097), (1, 0), (3, 12345)])
+    def test_what_is_published_is_what_was_staged(self, s: Session, chunks: int, more: int) -> None:
+        data = blob(size := chunks * s.chunk + more)
         applied = s.put(b"run/step/model.pt", data)
         assert not applied.conflict
         assert s.rig.foreign_read(b"run/step/model.pt") == data
@@ -68,10 +68,11 @@ class TierContract:
         assert s.tier.read(b"run/step/model.pt", applied.token, 0, size) == data
 
     def test_send_returns_the_digest_of_the_window(self, s: Session) -> None:
-        data = blob(2 * CHUNK)
-        upload = s.tier.begin(draft("w1", b"", len(data)))
-        source = replace(s.stage(data), offset=1000, length=CHUNK)
-        assert s.tier.send(upload, 1000, source) == xxhash.xxh3_128_digest(data[1000 : 1000 + CHUNK])
+        data = blob(2 * s.chunk)
+        upload = s.tier.begin(draft("w1", b"", len(data), s.chunk))
+        at = 1000 if s.rig.any_offset else s.chunk
+        source = replace(s.stage(data), offset=at, length=s.chunk)
+        assert s.tier.send(upload, at, source) == xxhash.xxh3_128_digest(data[at : at + s.chunk])
 
     def test_bytes_come_from_ram_and_from_the_spill_file(self, s: Session) -> None:
         data, extent = blob(5 * CHUNK + 17), CHUNK
@@ -96,7 +97,7 @@ class TierContract:
             file.seek(3 * CHUNK + 5)
             file.write(b"island")
         data = path.read_bytes()
-        upload = s.tier.begin(draft("h1", b"", len(data)))
+        upload = s.tier.begin(draft("h1", b"", len(data), name=b"sparse"))
         assert s.tier.send(upload, 0, Source(str(path), 0, len(data))) == xxhash.xxh3_128_digest(data)
         s.apply(Put(b"sparse", upload, len(data), ATTRS, (), None, "h1"))
         assert s.rig.foreign_read(b"sparse") == data
@@ -116,8 +117,11 @@ class TierContract:
         assert s.rig.foreign_read(b"f") == b"abc"
 
     def test_small_files_go_together(self, s: Session) -> None:
-        contents = [blob(n * 37, n) for n in range(150)]
-        batch = [(draft(f"small{n}", b"d", len(data)), s.stage(data)) for n, data in enumerate(contents)]
+        contents = [blob(n * 37, n) for n in range(s.rig.small)]
+        batch = [
+            (draft(f"small{n}", b"d", len(data), name=b"f%d" % n), s.stage(data))
+            for n, data in enumerate(contents)
+        ]
         sent = s.tier.send_small(batch)
         assert [digest for _, digest in sent] == [xxhash.xxh3_128_digest(data) for data in contents]
         ops = [
@@ -126,7 +130,7 @@ class TierContract:
         ]
         assert s.names() == set()
         s.apply(*ops)
-        assert len(s.names(b"d")) == 150
+        assert len(s.names(b"d")) == s.rig.small
         assert all(s.rig.foreign_read(b"d/f%d" % n) == data for n, data in enumerate(contents))
 
     def test_a_lost_upload_is_to_be_redone(self, s: Session) -> None:
@@ -230,7 +234,8 @@ class TierContract:
         assert s.rig.conflicts() == []
 
     def test_put_again_after_its_upload_and_target_are_gone(self, s: Session) -> None:
-        op = s.put_op(b"f", b"data")
+        upload, digests, version = s.send(b"data")
+        op = Put(b"f", upload, 4, ATTRS, digests, None, version)
         s.apply(op)
         s.rig.foreign_remove(b"f")
         assert trouble(s.tier.apply([op])) is Trouble.REDO
@@ -345,13 +350,13 @@ class TierContract:
     def test_move_a_file(self, s: Session) -> None:
         if not s.rig.moves:
             pytest.skip("this tier does not rename")
-        data = blob(CHUNK + 5)
+        data = blob(s.chunk + 5)
         applied = s.put(b"a/f", data)
         move = Move(b"a/f", b"b/g", Kind.FILE, applied.ident, None)
         moved = s.apply(move)[0]
         assert s.rig.foreign_read(b"b/g") == data
         assert s.tier.stat(b"a/f") is None
-        assert [item.length for item in s.tier.digests(b"b/g", moved.token)] == [CHUNK, 5]
+        assert [item.length for item in s.tier.digests(b"b/g", moved.token)] == [s.chunk, 5]
         assert s.apply(move)[0] == moved
 
     def test_move_over_a_known_object(self, s: Session) -> None:
@@ -464,7 +469,7 @@ class TierContract:
     # -- reading ---------------------------------------------------------------------------------
 
     def test_digests_are_those_sent(self, s: Session) -> None:
-        op = s.put_op(b"f", blob(2 * CHUNK + 9))
+        op = s.put_op(b"f", blob(2 * s.chunk + 9))
         applied = s.apply(op)[0]
         assert s.tier.digests(b"f", applied.token) == op.digests
         assert s.tier.digests(b"f", "other") == ()
@@ -478,18 +483,21 @@ class TierContract:
         assert s.tier.read(b"f", token, 0, 10) == b"data"
 
     @pytest.mark.parametrize(
-        ("offset", "length"),
+        ("where", "count"),
         [
-            (0, 4 * CHUNK),
-            (CHUNK - 7, CHUNK + 14),
-            (0, 100 * CHUNK),
-            (2 * CHUNK, CHUNK),
-            (9 * CHUNK, 5),
-            (0, 0),
+            ((0, 0), (4, 0)),
+            ((1, -7), (1, 14)),
+            ((0, 0), (100, 0)),
+            ((2, 0), (1, 0)),
+            ((9, 0), (0, 5)),
+            ((0, 0), (0, 0)),
         ],
+        ids=lambda pair: f"{pair[0]}{pair[1]:+}",
     )
-    def test_fetch_and_read_ranges(self, s: Session, offset: int, length: int) -> None:
-        data = blob(3 * CHUNK + 100)
+    def test_fetch_and_read_ranges(self, s: Session, where: tuple[int, int], count: tuple[int, int]) -> None:
+        """Both in chunks and bytes more."""
+        offset, length = (chunks * s.chunk + more for chunks, more in (where, count))
+        data = blob(3 * s.chunk + 100)
         token = s.put(b"f", data).token
         part = data[offset : offset + length]
         assert s.tier.read(b"f", token, offset, length) == part
@@ -522,9 +530,9 @@ class TierContract:
     def test_a_flipped_bit_is_corruption(self, s: Session) -> None:
         if s.rig.in_place is None:
             pytest.skip("this tier cannot be changed in place")
-        data = blob(3 * CHUNK)
+        data = blob(3 * s.chunk)
         token = s.put(b"f", data).token
-        s.rig.in_place(b"f", CHUNK + 10, bytes([data[CHUNK + 10] ^ 1]))
+        s.rig.in_place(b"f", s.chunk + 10, bytes([data[s.chunk + 10] ^ 1]))
         for read in (
             lambda: s.tier.read(b"f", token, 0, len(data)),
             lambda: s.tier.fetch(b"f", token, 0, len(data), s.local(bytes(len(data)))),
@@ -533,7 +541,7 @@ class TierContract:
                 read()
             assert (caught.value.trouble, caught.value.errno) == (Trouble.CORRUPT, errno.EIO)
         # Chunks that are whole are still given.
-        assert s.tier.read(b"f", token, 0, CHUNK) == data[:CHUNK]
+        assert s.tier.read(b"f", token, 0, s.chunk) == data[: s.chunk]
 
     # -- names -----------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import random
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from ckptfs.tiers.base import (
+    INLINE,
     Applied,
     Attrs,
     Digest,
@@ -31,6 +33,9 @@ from ckptfs.tiers.base import (
 ATTRS = Attrs(0o640, os.geteuid(), os.getegid(), 1_600_000_000_000_000_001, 1_700_000_000_123_456_789)
 DIR_ATTRS = Attrs(0o750, os.geteuid(), os.getegid(), 1_600_000_000_000_000_000, 1_650_000_000_000_000_000)
 CHUNK = 1 << 20
+"""A size, and the chunk of an upload where the tier takes any (`Rig.chunk`)."""
+WHOLE = 16 << 20
+"""A chunk that holds the whole version."""
 
 
 @dataclass
@@ -52,6 +57,14 @@ class Rig:
     exact_mode: bool = True
     in_place: Callable[[bytes, int, bytes], None] | None = None
     """Change bytes of an object without any trace in size and times (a disk's bit rot)."""
+    chunk: int = CHUNK
+    """The least chunk that an upload can be sent in."""
+    any_offset: bool = True
+    """A window of an upload may begin anywhere, not only where a chunk does."""
+    inline: int = -1
+    """Versions up to this size are sent by the Put itself, -1 for none (`Traits.inline_bytes`)."""
+    small: int = 150
+    """How many uploads go together."""
 
 
 class Session:
@@ -61,6 +74,7 @@ class Session:
         self.rig = rig
         self.tier = rig.open()
         self.tier.probe()
+        self.chunk = rig.chunk
         self._versions = (f"v{n}" for n in itertools.count(1))
 
     def stage(self, data: bytes) -> Source:
@@ -73,17 +87,20 @@ class Session:
         """Upload in chunks, in a shuffled order. Returns the upload, its digests, its version."""
         version = next(self._versions)
         source = self.stage(data)
-        upload = self.tier.begin(Draft(version, path, len(data), CHUNK, ATTRS))
-        offsets = list(range(0, len(data), CHUNK))
+        upload = self.tier.begin(Draft(version, path, len(data), self.chunk, ATTRS))
+        offsets = list(range(0, len(data), self.chunk))
         random.Random(len(data)).shuffle(offsets)
         found = {}
         for offset in offsets:
-            part = replace(source, offset=offset, length=min(CHUNK, len(data) - offset))
+            part = replace(source, offset=offset, length=min(self.chunk, len(data) - offset))
             found[offset] = Digest(offset, part.length, self.tier.send(upload, offset, part))
         return upload, tuple(found[offset] for offset in sorted(found)), version
 
     def put_op(self, path: bytes, data: bytes, expected: str | None = None, attrs: Attrs = ATTRS) -> Put:
-        """A Put whose bytes are sent."""
+        """A Put whose bytes are sent, or that sends them itself where the tier takes small ones so."""
+        if len(data) <= self.rig.inline:
+            version = next(self._versions)
+            return Put(path, INLINE, len(data), attrs, (), expected, version, self.stage(data))
         upload, digests, version = self.send(data, path)
         return Put(path, upload, len(data), attrs, digests, expected, version)
 
@@ -113,11 +130,12 @@ class Session:
         return self.stage(data).ram_path
 
 
-def draft(version: str, directory: bytes, size: int) -> Draft:
-    """A version to be published as the file `f` of a directory."""
-    return Draft(version, directory + b"/f" if directory else b"f", size, CHUNK, ATTRS)
+def draft(version: str, directory: bytes, size: int, chunk: int = WHOLE, name: bytes = b"f") -> Draft:
+    """A version to be published as the file `name` of a directory."""
+    return Draft(version, directory + b"/" + name if directory else name, size, chunk, ATTRS)
 
 
+@functools.lru_cache(maxsize=16)
 def blob(size: int, seed: int = 1) -> bytes:
     """Reproducible bytes."""
     return random.Random(seed * 1_000_003 + size).randbytes(size)
