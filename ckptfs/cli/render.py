@@ -41,7 +41,7 @@ class Renderer:
     def lines(self, status: Status, now: float) -> list[Text]:
         """Everything below the title; `now` is the Unix time that ages are counted from."""
         mountpoint = str(status.get("mountpoint", ""))
-        lines = [self._tier(status, now), *self._fsync(status), self._cache(status), self._rates(status)]
+        lines = [*self._tier(status, now), *self._fsync(status), self._cache(status), self._rates(status)]
         lines += [self._risk(status), *self._files(status, mountpoint)]
         lines += self._interrupted(status, mountpoint, now)
         lines += self._stuck(status, mountpoint, now)
@@ -53,7 +53,7 @@ class Renderer:
             lines.append(_row("log", str(status["log_file"])))
         return lines
 
-    def _tier(self, status: Status, now: float) -> Text:
+    def _tier(self, status: Status, now: float) -> list[Text]:
         tier = _table(status, "tier")
         state = str(tier.get("state", "unknown"))
         row = _row("tier", str(tier.get("url", "?")) + "  ")
@@ -62,7 +62,8 @@ class Renderer:
             row.append(f" for {format_duration(max(0.0, now - _number(tier, 'since')))}")
         if tier.get("error"):
             row.append(f": {printable(str(tier['error']))}", "red")
-        return row
+        notes = tier.get("notes")
+        return [row, *(_row("", str(note)) for note in (notes if isinstance(notes, list) else ()))]
 
     def _fsync(self, status: Status) -> list[Text]:
         policy = str(status.get("fsync", "?"))

@@ -203,6 +203,7 @@ class Report:
                 "state": tier_state,
                 "error": (stuck[0]["error"] if tier_state == "stuck" else hub.health.error) or None,
                 "since": stuck[0]["since"] if tier_state == "stuck" else hub.health.since,
+                "notes": list(hub.pool.notes),
             },
             "fsync": hub.config.fsync,
             "fsync_rules": [list(r) for r in hub.config.fsync_rules],

@@ -168,6 +168,8 @@ class WorkerPool:
         self._reapers = trio.CapacityLimiter(math.inf)
         self.largest = LARGEST
         """Bytes of the largest file the tier can hold, as far as a probe has found out."""
+        self.notes: tuple[str, ...] = ()
+        """What the last probe found worth saying."""
 
     # -- for the rest of the program -------------------------------------------------------------
 
@@ -212,9 +214,9 @@ class WorkerPool:
         process = min(self._live, key=lambda one: one.load(data))
         value = await self._call_in(process, method, args, data)
         if method == "probe" and isinstance(value, TierInfo):
-            self.largest = value.largest
+            self.largest, self.notes = value.largest, value.notes
             if value.tier_id:
-                await self._bind(value.tier_id)
+                await self._bind(value.tier_id, value.caps)
         return value
 
     async def close(self) -> None:
@@ -270,14 +272,15 @@ class WorkerPool:
             raise answer.error
         return answer.value
 
-    async def _bind(self, tier_id: str) -> None:
-        """Tell all workers, also later ones, which tier the probe found."""
-        if self._options.get("tier_id") == tier_id:
+    async def _bind(self, tier_id: str, caps: str) -> None:
+        """Tell all workers, also later ones, which tier the probe found, and what it can do."""
+        found = {"tier_id": tier_id, "caps": caps}
+        if not found.items() - self._options.items():
             return
-        self._options["tier_id"] = tier_id
+        self._options.update(found)
         for process in list(self._live):
             try:
-                await self._call_in(process, "bind", (tier_id,), False)
+                await self._call_in(process, "bind", (tier_id, caps), False)
             except WorkerDied:
                 continue  # its successor is started with the option
 

@@ -98,11 +98,12 @@ class Worker:
             raise TierError(Trouble.REFUSED, f"a worker has no method {call.method!r}")
         return getattr(self._opened(), call.method)(*call.args)
 
-    def _bind(self, tier_id: str) -> None:
-        """From now on accept only the tier with this identity."""
+    def _bind(self, tier_id: str, caps: str) -> None:
+        """From now on accept only the tier with this identity, and use it as its probe found it."""
+        found = {"tier_id": tier_id, "caps": caps}
         with self._tier_lock:
-            if self._options.get("tier_id") != tier_id:
-                self._options["tier_id"] = tier_id
+            if found.items() - self._options.items():
+                self._options.update(found)
                 self._tier = None
 
     def _opened(self) -> Tier:

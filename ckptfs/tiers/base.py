@@ -291,6 +291,9 @@ class TierInfo:
     notes: tuple[str, ...] = field(default=())
     largest: int = LARGEST
     """Bytes of the largest file it can hold."""
+    caps: str = ""
+    """What else the tier needs to know of itself in other processes: its own text, handed to `open_tier` as
+    `options["caps"]`."""
 
 
 class Tier(Protocol):

@@ -20,7 +20,7 @@ SAMPLE: dict[str, Any] = {
     "version": "0.1.0",
     "draining": False,
     "uptime_s": 75.0,
-    "tier": {"url": "file:///mnt/nfs", "state": "up", "error": None, "since": 0},
+    "tier": {"url": "file:///mnt/nfs", "state": "up", "error": None, "since": 0, "notes": ["a note"]},
     "fsync": "cache",
     "fsync_rules": [["*.meta", "tier"]],
     "cache": {

@@ -24,6 +24,7 @@ def test_the_whole_picture() -> None:
     assert shown() == "\n".join([
         "/ckpt  pid 42, up 1m 15s",
         "tier         file:///mnt/nfs  up",
+        "             a note",
         "fsync        cache  fsync returns when safe from process death, before the tier has it",
         "             except *.meta: tier",
         "cache        ██████▒▒▒░░░░░░░░░░░░░░░  dirty 2.0 GiB  clean 1.0 GiB"

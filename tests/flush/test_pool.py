@@ -24,7 +24,7 @@ import xxhash
 
 import ckptfs
 from ckptfs.flush.pool import PoolSettings, WorkerDied, WorkerPool
-from ckptfs.tiers.base import Attrs, Digest, Draft, Put, Source, TierError, TierInfo, Trouble
+from ckptfs.tiers.base import LARGEST, Attrs, Digest, Draft, Put, Source, TierError, TierInfo, Trouble
 
 LIMIT = 30.0
 """Seconds after which a test that hangs is ended."""
@@ -307,6 +307,40 @@ def test_a_killed_worker_is_reaped_before_its_calls_fail_and_is_replaced(
             assert pool.pids != [pid]
             assert pool.restarts == 1
             assert (await pool.call("probe")).tier_id == info.tier_id
+
+    run(main)
+
+
+def test_what_a_probe_found_is_handed_to_all_workers(
+    settings: PoolSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to those that start later. The workers run a tier of this test."""
+    package = tmp_path / "site" / "sitecustomize.py"
+    package.parent.mkdir()
+    package.write_text(
+        "import sys, types, ckptfs.tiers\n"
+        "from ckptfs.tiers.base import TierInfo\n"
+        "class T:\n"
+        "    def __init__(self, options): self.options = dict(options)\n"
+        "    def probe(self): return TierInfo('x', 'id', notes=('note',), largest=7, caps='able')\n"
+        "    def stat(self, path): return self.options\n"
+        "ckptfs.tiers.open_tier = lambda url, mount, options: T(options)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(package.parent))
+    found = {**settings.options, "tier_id": "id", "caps": "able"}
+
+    async def main() -> None:
+        async with running(settings) as pool:
+            assert await pool.call("stat", b"") == settings.options
+            assert (pool.notes, pool.largest) == ((), LARGEST)
+            await pool.call("probe")
+            assert (pool.notes, pool.largest) == (("note",), 7)
+            for _ in range(8):
+                assert await pool.call("stat", b"") == found
+            for pid in pool.pids:
+                os.kill(pid, signal.SIGKILL)
+            await until(lambda: pool.restarts == 2)
+            assert await pool.call("stat", b"") == found
 
     run(main)
 
