@@ -13,8 +13,8 @@ from unittest import mock
 import pytest
 from rig import Rig
 
-from ckptfs.errors import CkptfsError
 from ckptfs.tiers import OBJECTS, open_tier
+from ckptfs.tiers.file import FileTier
 from tests.s3.servers import REGION, Server
 
 MIB = 1 << 20
@@ -85,10 +85,8 @@ def s3_rig(
     told = {"endpoint_url": endpoint or server.endpoint, "region": REGION, **(options or {})}
     url = f"s3://{bucket}/{place.prefix}"
     with mock.patch.dict(os.environ, server.env):
-        try:
-            open_tier(url, "0000-mount", told)
-        except CkptfsError as exc:
-            pytest.skip(exc.message)
+        if isinstance(open_tier(url, "0000-mount", told), FileTier):
+            pytest.skip("no object tier yet")
         yield Rig(
             open=lambda: open_tier(url, "0000-mount", told),
             staging=staging,
