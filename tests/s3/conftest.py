@@ -13,6 +13,7 @@ import pytest
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))
 pytest.register_assert_rewrite("contract", "rig", "tests.s3.s3_rig")
 
+from tests.s3.certificates import Tls, make_tls  # noqa: E402
 from tests.s3.servers import Server, start_moto, start_seaweed  # noqa: E402
 
 
@@ -37,3 +38,9 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server = start_moto(tmp_path_factory.mktemp("moto"))
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    """For servers on 127.0.0.1 with a certificate that no system trusts."""
+    return make_tls(tmp_path_factory.mktemp("tls"))

@@ -51,7 +51,7 @@ def client_of(endpoint: str, **config: Any) -> Any:
         config=Config(
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
-            s3={"addressing_style": "path"},
+            s3={"addressing_style": "path", "payload_signing_enabled": False},
             **{"retries": {"max_attempts": 0}, "connect_timeout": 5, "read_timeout": 60, **config},
         ),
     )
