@@ -17,7 +17,7 @@ from pathlib import Path
 
 import trio
 
-from ckptfs import memory, mountpoint
+from ckptfs import leftover, memory, mountpoint
 from ckptfs.config import Config
 from ckptfs.control.server import ControlServer
 from ckptfs.core import Core
@@ -41,6 +41,7 @@ from ckptfs.paths import MountPaths
 from ckptfs.staging import Area, Staging
 from ckptfs.tiers import traits_of
 from ckptfs.tiers.base import Attrs, TierError, TierInfo, Trouble
+from ckptfs.units import format_size
 
 log = logging.getLogger("ckptfs")
 
@@ -51,6 +52,9 @@ PROBE_S = 10.0
 
 HANG_S = 10.0
 """A tier call that takes longer hangs. Chunks are small enough."""
+
+LEAST_BUDGET = 8 << 20
+"""Bytes; with less a mount is of no use."""
 
 STATE_S = 1.0
 """How often `mount.json` is brought up to date."""
@@ -74,6 +78,8 @@ class MountSession:
     async def run(self, say: Say) -> int:
         """Returns the exit code."""
         self.area.lock()
+        leftover.check(self.paths, self.config.cache_dir)
+        leftover.remember(self.paths, self.config.cache_dir)
         self.area.prepare()
         journal = Journal(self.area.journal, durable=self.area.durable)
         try:
@@ -83,6 +89,7 @@ class MountSession:
             journal.close()
             if self._nothing_left:
                 self.area.destroy()
+                leftover.forget(self.paths)
 
     _nothing_left = False
     _serving = False
@@ -113,6 +120,7 @@ class MountSession:
             pool = WorkerPool(settings, nursery)
             hub = self.hub = Hub(config, core, journal, staging, pool)
             admission = Admission(hub)
+            self._fit(admission)
             fetcher = Fetcher(hub, admission, nursery)
             absorb = Absorb(hub, admission, fetcher)
             view = View(hub, nursery)
@@ -131,7 +139,7 @@ class MountSession:
                 for task in (
                     uploader.run, publisher.run, admission.run_spill, absorb.run_streams, space.run,
                     self._sample, self._watch, self._write_state,
-                    partial(admission.run_pressure, memory.available, _total_memory()),
+                    partial(admission.run_pressure, memory.available, _total_memory(), self.area.room),
                 ):  # fmt: skip
                     nursery.start_soon(supervised, hub, task, _name(task))
                 self.paths.create()
@@ -160,6 +168,17 @@ class MountSession:
                 nursery.cancel_scope.cancel()
         self._save_state()
         return code
+
+    def _fit(self, admission: Admission) -> None:
+        """A staging file system that is not ours alone may have less room than the budget wants."""
+        room = self.area.room()
+        admission.fit_to(room)
+        if room is not None and self.hub.budget < LEAST_BUDGET and not self._staged():
+            raise CkptfsError(
+                f"the file system of {self.area.data} has only {format_size(room[0])} free, too little to"
+                " stage in: make room there, or name another directory with --cache-dir",
+                Exit.UNSUPPORTED,
+            )
 
     # -- beginning ---------------------------------------------------------------------------
 
@@ -224,6 +243,10 @@ class MountSession:
             "the bytes are safe from process death (cache)" if config.fsync == "cache" else "durable (tier)"
         )
         lines.insert(0, f"mounted {self.paths.mountpoint} on {config.tier}; fsync returns when {policy}")
+        if hub.budget < config.cache_size:
+            lines.append(
+                f"the cache is limited to {format_size(hub.budget)}: there is no more room where it is staged"
+            )
         lines += [f"tier: {note}" for note in (info.notes if info is not None else ())]
         if self.report.recovered:
             lines.append(self.report.recovered)

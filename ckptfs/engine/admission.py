@@ -36,6 +36,9 @@ FIRM_PATIENCE_S = 5.0
 
 SPILL_PARALLEL = 4
 
+SHARED_RESERVE = 64 << 20
+"""Bytes left free on a staging file system that is not ours alone: the journal is there too."""
+
 
 class Admission:
     """The budget's gate. `limit` is the budget now, in bytes: the configured one, or less under memory
@@ -43,8 +46,7 @@ class Admission:
 
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
-        self.limit = hub.config.cache_size
-        self.headroom = min(hub.config.cache_size // 8, 64 << 20)
+        self.limit = hub.budget
         self._wanted: list[int] = []
         """Sizes that are being waited for."""
         self._spilling = 0
@@ -118,8 +120,6 @@ class Admission:
 
     def _relief(self) -> bool:
         """Whether room will come: an upload of a sealed version, a spill, or the tier's return (B1)."""
-        if self._under_pressure():
-            return True
         stuck = False
         sealed = False
         for e in self.hub.core.state.log.values():
@@ -137,11 +137,16 @@ class Admission:
         if self._can_spill():
             self._spill_wanted.set()
             return True
-        return self._spilling > 0 or (sealed and not stuck)
+        return self._spilling > 0 or (sealed and not stuck) or self._under_pressure()
 
     def _under_pressure(self) -> bool:
-        """The budget is lowered for the machine's sake: admission slows, it does not fail (B6)."""
-        return self.limit < self.hub.config.cache_size
+        """The limit is lowered for the machine's sake: admission slows, it does not fail (B6)."""
+        return self.limit < self.hub.budget
+
+    @property
+    def headroom(self) -> int:
+        """Bytes that a spill frees beyond what is asked for."""
+        return min(self.limit // 8, 64 << 20)
 
     def _can_spill(self) -> bool:
         hub = self.hub
@@ -193,20 +198,33 @@ class Admission:
 
     # -- the machine's memory (B6) -------------------------------------------------------------
 
-    async def run_pressure(self, available: Callable[[], int], total: int) -> None:
+    def fit_to(self, room: tuple[int, int] | None) -> None:
+        """Set the budget by the (free, total) bytes of a staging file system that others fill too, and
+        where the journal needs room as well."""
+        if room is None:
+            return
+        free, size = room
+        reserve = min(SHARED_RESERVE, size * 3 // 8)
+        self.hub.budget = max(EXTENT, min(self.hub.config.cache_size, self.hub.staging.used + free - reserve))
+        self.limit = min(self.limit, self.hub.budget)
+
+    async def run_pressure(
+        self, available: Callable[[], int], total: int, room: Callable[[], tuple[int, int] | None]
+    ) -> None:
         """Keep `memory_floor` of the machine free: clean cache goes first, then admission slows.
 
-        `available` gives the bytes the machine can still hand out.
+        `available` gives the bytes the machine can still hand out, `room` those of the staging's file system.
         """
         floor = int(self.hub.config.memory_floor * total)
         while True:
+            self.fit_to(room())
             free = available()
             staging = self.hub.staging
             if free < floor:
                 staging.evict(floor - free)
                 free = available()
             if free < floor:
-                limit = max(EXTENT, min(self.hub.config.cache_size, staging.used - (floor - free)))
+                limit = max(EXTENT, min(self.hub.budget, staging.used - (floor - free)))
                 if time.monotonic() - self._said > 60:
                     self._said = time.monotonic()
                     log.warning(
@@ -214,7 +232,7 @@ class Admission:
                         free >> 20,
                     )
             else:
-                limit = min(self.hub.config.cache_size, staging.used + (free - floor))
+                limit = min(self.hub.budget, staging.used + (free - floor))
             if limit > self.limit:
                 self.hub.room.beat()
             self.limit = limit

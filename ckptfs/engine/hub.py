@@ -155,6 +155,8 @@ class Hub:
         """Something became durable, or stuck."""
         self.room = Pulse()
         """Staging memory was freed."""
+        self.budget = config.cache_size
+        """Bytes that staging may use: as configured, or less where others fill its file system."""
         self.limiter = Limiter(config.flush_limit)
         self.waiting_for_durable = 0
         self.draining = False
@@ -245,7 +247,7 @@ class Hub:
             self.draining
             or self.waiting_for_durable > 0
             or self.counters.writers_waiting > 0
-            or self.staging.used * 2 > self.config.cache_size
+            or self.staging.used * 2 > self.budget
         )
 
     async def local(self, method: str, *args: Any) -> Any:

@@ -208,7 +208,7 @@ class Report:
             "fsync": hub.config.fsync,
             "fsync_rules": [list(r) for r in hub.config.fsync_rules],
             "cache": {
-                "limit_bytes": hub.config.cache_size,
+                "limit_bytes": hub.budget,
                 "dirty_bytes": staging.dirty_ram,
                 "clean_bytes": staging.clean_bytes,
                 "spilled_bytes": staging.spilled_bytes,

@@ -48,6 +48,15 @@ _INSERTS = {name: _insert(name, _columns(spec)) for name, spec in TABLES.items()
 _SHIFT = "UPDATE entries SET pos=pos+? WHERE pos>=? AND pos<=? AND id NOT IN (SELECT value FROM json_each(?))"
 
 
+OPENING_ROOM = 1 << 20
+"""Bytes that SQLite may need to open a journal that was not closed."""
+
+
+def _free(path: Path) -> int:
+    st = os.statvfs(path.parent)
+    return st.f_bavail * st.f_frsize
+
+
 def _os_error(e: sqlite3.Error) -> OSError:
     """What SQLite says, as an errno. (Its own error codes come with Python 3.11 only.)"""
     return OSError(errno.ENOSPC if "full" in str(e) else errno.EIO, f"{e}")
@@ -66,6 +75,12 @@ class Journal:
             self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
             self._open_schema()
         except sqlite3.DatabaseError as e:
+            if _free(path) < OPENING_ROOM:
+                raise CkptfsError(
+                    f"the file system of the journal {path} is full: make room there and mount again; nothing"
+                    " is lost",
+                    Exit.FAILED,
+                ) from e
             raise CkptfsError(
                 f"the journal {path} can't be read ({e}); it is kept as it is, move it away to start afresh"
                 " (staged files that are not on the tier stay beside it)",

@@ -53,6 +53,13 @@ class Area:
         self.journal = self._journal / "journal.sqlite"
         self.lock_fd = -1
 
+    def room(self) -> tuple[int, int] | None:
+        """(free, total) bytes of a file system that others fill too; None for our private tmpfs."""
+        if self.tmpfs:
+            return None
+        st = os.statvfs(self._staging)
+        return st.f_bavail * st.f_frsize, st.f_blocks * st.f_frsize
+
     def lock(self) -> None:
         """Take the mount's lock, waiting for processes of a killed daemon to go."""
         self.paths.create()

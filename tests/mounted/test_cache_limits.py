@@ -311,14 +311,15 @@ def test_when_the_machine_runs_short_clean_cache_goes_first_and_then_the_budget(
     evicted: list[int] = []
     staging = SimpleNamespace(used=600, evict=evicted.append)
     config = SimpleNamespace(cache_size=64 * MIB, memory_floor=0.1)
-    hub: Any = SimpleNamespace(config=config, staging=staging, room=SimpleNamespace(beat=lambda: None))
+    room = SimpleNamespace(beat=lambda: None)
+    hub: Any = SimpleNamespace(config=config, staging=staging, room=room, budget=64 * MIB)
     staging.used = 60 * MIB
     admission = Admission(hub)
     free = 500 * MIB
 
     async def look() -> None:
         with trio.move_on_after(0.05):
-            await admission.run_pressure(lambda: free, 1000 * MIB)
+            await admission.run_pressure(lambda: free, 1000 * MIB, lambda: None)
 
     trio.run(look)
     assert (evicted, admission.limit) == ([], 64 * MIB)
