@@ -25,6 +25,9 @@ FILE_TYPE = "application/octet-stream"
 DIR_TYPE = "application/x-directory"
 """Content types that s3fs uses."""
 
+TARGET_MAX = 4095
+"""Bytes of the longest target of a symbolic link (PATH_MAX)."""
+
 DEFAULT_FILE_MODE = 0o644
 DEFAULT_DIR_MODE = 0o755
 
@@ -114,7 +117,7 @@ def unpack(
     if mode is not None and not directory:
         if stat.S_IFMT(mode) in _OTHER_TYPES:
             kind = None
-        elif stat.S_ISLNK(mode) and size:
+        elif stat.S_ISLNK(mode) and 0 < size <= TARGET_MAX:
             kind = Kind.LINK
     if mode is None:
         mode = DEFAULT_DIR_MODE if directory else DEFAULT_FILE_MODE
