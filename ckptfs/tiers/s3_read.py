@@ -20,7 +20,7 @@ from ckptfs.tiers.s3_client import Missing, Precondition, Store
 from ckptfs.tiers.s3_errors import code_of
 from ckptfs.tiers.s3_keys import Keys
 from ckptfs.tiers.s3_meta import DEFAULT_DIR_MODE, date_ns
-from ckptfs.tiers.s3_objects import Objects, Place, Seen, seen_of, url
+from ckptfs.tiers.s3_objects import SAMPLE, Objects, Place, Seen, seen_of, url
 from ckptfs.tiers.s3_records import AttrRecord, AttrRecords, Manifests
 from ckptfs.tiers.window import digest, write_all
 
@@ -64,7 +64,9 @@ class Reader:
         listing = listed.result()
 
         def place(name: bytes) -> Place:
-            return self._objects.look_dir(base + name, *((1,) if name in records else ()))
+            record = records.get(name)
+            sampled = record is None or record.kind is not Kind.DIR
+            return self._objects.look_dir(base + name, SAMPLE if sampled else 1)
 
         names = [name for name in listing.dirs if self._keys.has(base + name)]
         places = dict(zip(names, self._objects.each(place, names), strict=True))
@@ -119,7 +121,7 @@ class Reader:
         return not reserved and self._keys.has(path)
 
     def _dir_attrs(self, place: Place, record: AttrRecord | None) -> Attrs:
-        """From the record, else the marker; its mtime, where neither has one, is that of the newest object."""
+        """From the record, else the marker; an mtime that neither has is that of the newest object."""
         if record is not None and record.kind is Kind.DIR:
             return record.attrs
         marker = self._objects.described_marker(place.marker) if place.marker is not None else None

@@ -3,8 +3,8 @@
 Attributes changed after publishing are `.ckptfs/attrs/<directory>/.ckptfs-<name>`: JSON with the ETag they
 are valid for (none for directories). A name has one record, whatever it is; one request lists those of a
 directory; and since no name begins with `.ckptfs`, no record is in the way of another on stores that keep
-keys as files. Digests are `.ckptfs/manifests/<ident>` in the form of `file_records`, written before the object
-is visible, found through its ident, and valid for its size and the mtime in its metadata.
+keys as files. Digests are `.ckptfs/manifests/<ident>` in the form of `file_records`, written before the
+object is visible, found through its ident, and valid for its size and the mtime in its metadata.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Multipart uploads of one mount: begun, filled, listed, given up.
 
 An upload carries no readable mark of who began it. So a record comes first, `.ckptfs/uploads/<mount
-uuid>/<version>`: its body is the key, its metadata names the upload as soon as there is one. A crash in between
-leaves an upload that is recognised by its key and by the time it was begun. The sweep aborts what this
+uuid>/<version>`: its body is the key, its metadata names the upload as soon as there is one. A crash in
+between leaves an upload that is recognised by its key and by the time it was begun. The sweep aborts what this
 mount's records name and the journal does not; other mounts' uploads are left alone.
 """
 
@@ -115,7 +115,7 @@ class Uploads:
         if draft.chunk <= 0 or -(-draft.size // draft.chunk) > PARTS_MAX:
             raise TierError(
                 Trouble.REFUSED,
-                f"{show(draft.path)}: {draft.size} bytes in parts of {draft.chunk} are more than {PARTS_MAX} parts;"
+                f"{show(draft.path)}: {draft.size} bytes in parts of {draft.chunk} are more than {PARTS_MAX};"
                 " raise chunk_size",
                 errno.EFBIG,
             )
@@ -166,7 +166,7 @@ class Uploads:
         """Whether uploads are created with a checksum algorithm (AWS wants it, and every part's checksum
         again in Complete, so the store has to list them)."""
         capabilities = self._store.capabilities
-        return capabilities.crc32 and bool(getattr(capabilities, "crc32_listed", False))
+        return capabilities.crc32 and capabilities.crc32_listed
 
     def _sums(self, source: Source) -> Checks:
         return checks(source, md5=not self._store.capabilities.crc32)
@@ -404,7 +404,7 @@ def _gone(what: str) -> TierError:
 
 
 def _differs(answer: Mapping[str, Any], md5: str) -> bool:
-    """Whether the ETag of a part is the MD5 of other bytes; under SSE-KMS and SSE-C it is none (S3 user guide)."""
+    """Whether the ETag of a part is the MD5 of other bytes; under SSE-KMS and SSE-C it is none."""
     etag = str(answer.get("ETag", "")).strip('"')
     if not _MD5.match(etag) or answer.get("SSECustomerAlgorithm"):
         return False
