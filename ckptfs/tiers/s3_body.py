@@ -63,6 +63,13 @@ def checks(source: Source, *, md5: bool = False) -> Checks:
     return sums.done()
 
 
+def checks_of(data: bytes, *, md5: bool = False) -> Checks:
+    """All checksums of some bytes."""
+    sums = _Sums(md5)
+    sums.update(data)
+    return sums.done()
+
+
 def load(source: Source, *, md5: bool = False) -> tuple[bytes, Checks]:
     """The bytes of a small window and their checksums.
 

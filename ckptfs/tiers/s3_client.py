@@ -5,6 +5,7 @@ botocore's own retries are off: the flusher retries for ever, slowly, and shows 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import threading
@@ -18,6 +19,7 @@ import urllib3
 from botocore.config import Config
 
 import ckptfs
+from ckptfs.tiers.base import TierError, Trouble
 from ckptfs.tiers.s3_body import Body
 from ckptfs.tiers.s3_errors import Missing, Precondition, stale_credentials, tier_error
 from ckptfs.tiers.s3_lanes import MOST, Lane, Lanes
@@ -40,7 +42,10 @@ class Capabilities:
     """What the store does right, as a probe found; all False until then."""
 
     crc32: bool = False
-    """Refuses a wrong `x-amz-checksum-crc32`."""
+    """Refuses a wrong `x-amz-checksum-crc32`, for objects and for parts."""
+    crc32_listed: bool = False
+    """Uploads are to be created with `ChecksumAlgorithm="CRC32"`; ListParts then tells the `ChecksumCRC32` of
+    each part, which CompleteMultipartUpload has to repeat (AWS). Where this is False they are not."""
     md5: bool = False
     """Refuses a wrong `Content-MD5`."""
     if_none_match: bool = False
@@ -99,6 +104,44 @@ class Store:
                     raise tier_error(exc, what) from exc
                 turn.succeeded()
                 return value
+
+    def each_endpoint(
+        self, what: str, job: Callable[[Any], T], patience: float
+    ) -> list[tuple[str, T | TierError]]:
+        """Run `job` at every endpoint at once; returns (endpoint, result or error) in their order.
+
+        `patience`: seconds that the others get once one has answered; who has not answered by then is left
+        out for a while, as after an error.
+        """
+        found: dict[str, T | TierError] = {}
+        changed = threading.Condition()
+
+        def ask(lane: Lane) -> None:
+            try:
+                result: T | TierError = job(self._clients.of(lane))
+            except Exception as exc:
+                self._lanes.note(lane, exc)
+                result = tier_error(exc, what)
+            else:
+                self._lanes.note(lane, None)
+            with changed:
+                found[lane.url] = result
+                changed.notify()
+
+        lanes = self._lanes.all
+        for lane in lanes:
+            # Daemons: the end of the process does not wait for an endpoint that hangs.
+            threading.Thread(target=ask, args=(lane,), name="endpoint", daemon=True).start()
+        with changed:
+            changed.wait_for(
+                lambda: len(found) == len(lanes) or any(not isinstance(r, TierError) for r in found.values())
+            )
+            changed.wait_for(lambda: len(found) == len(lanes), patience)
+            late = TierError(Trouble.DOWN, f"{what}: no answer within {patience:g} s", errno.ETIMEDOUT)
+            for lane in lanes:
+                if lane.url not in found:
+                    self._lanes.note(lane, TimeoutError())
+            return [(lane.url, found.get(lane.url, late)) for lane in lanes]
 
 
 class _Clients:

@@ -113,6 +113,15 @@ class Lanes:
             lane.in_flight -= counted
             self._changed.notify()
 
+    def note(self, lane: Lane, exc: Exception | None) -> None:
+        """How a request outside of any turn went."""
+        now = time.monotonic()
+        with self._changed:
+            if exc is not None and unreachable(exc):
+                lane.fail(now)
+            elif exc is None or not throttled(exc):
+                lane.succeed(now)
+
     def _pick(self, now: float, counted: bool) -> tuple[Lane | None, float | None]:
         """An endpoint with room, or how many seconds to wait for one at most (None: until one is given)."""
         lanes = self.all[self._next :] + self.all[: self._next]
