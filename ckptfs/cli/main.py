@@ -13,6 +13,7 @@ from ..errors import CkptfsError, Exit
 from . import helper
 from .mount import mount
 from .output import fail
+from .probe import probe
 from .resolve import discard, publish, skip
 from .status import status
 from .umount import umount
@@ -25,7 +26,7 @@ def cli() -> None:
     """A checkpoint file system: writes at memory speed, publishes to a tier in order."""
 
 
-for _command in (mount, status, wait, umount, publish, discard, skip):
+for _command in (mount, probe, status, wait, umount, publish, discard, skip):
     cli.add_command(_command)
 
 

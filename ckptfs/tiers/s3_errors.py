@@ -7,8 +7,10 @@ they differ. Everything that gets better by itself is `DOWN` and is retried for 
 from __future__ import annotations
 
 import errno
+import ssl
 from collections.abc import Mapping
 from typing import Any
+from urllib.parse import urlsplit
 
 from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError
@@ -238,10 +240,14 @@ def tier_error(exc: Exception, what: str) -> TierError:
     if isinstance(exc, boto.ParamValidationError | ValueError | TypeError):
         return TierError(_REFUSED, f"{what}: the request can't be made: {_line(exc)}", errno.EINVAL)
     if isinstance(exc, boto.SSLError):
-        hint = "name its certificate authority with --ca-bundle" if "CERTIFICATE_VERIFY" in str(exc) else ""
-        return TierError(_DOWN, f"{what}: no TLS connection: {_line(exc)}{'; ' if hint else ''}{hint}")
+        hint = "; name its certificate authority with --ca-bundle" if "CERTIFICATE_VERIFY" in str(exc) else ""
+        return TierError(_DOWN, f"{what}: no TLS connection{_to(exc)}{_reason(exc)}{hint}")
     if isinstance(exc, boto.ConnectTimeoutError | boto.ReadTimeoutError):
-        return TierError(_DOWN, f"{what}: no answer in time: {_line(exc)}", errno.ETIMEDOUT)
+        return TierError(_DOWN, f"{what}: no answer in time{_to(exc, 'from')}", errno.ETIMEDOUT)
+    if isinstance(exc, boto.EndpointConnectionError | boto.ProxyConnectionError):
+        return TierError(_DOWN, f"{what}: no connection{_to(exc)}{_reason(exc)}", errno.ECONNREFUSED)
+    if isinstance(exc, boto.ConnectionClosedError):
+        return TierError(_DOWN, f"{what}: the connection was cut{_to(exc)}{_reason(exc)}", errno.ECONNRESET)
     if isinstance(exc, BotoCoreError | HTTPError | OSError):
         return TierError(_DOWN, f"{what}: {_line(exc)}", getattr(exc, "errno", None) or 0)
     return TierError(_DOWN, f"{what}: {type(exc).__name__}: {_line(exc)}")
@@ -274,6 +280,27 @@ def _credentials(exc: Exception) -> str:
             " ~/.aws/credentials and choose them with --profile"
         )
     return f"the credentials can't be used: {_line(exc)}"
+
+
+def _to(exc: BotoCoreError, word: str = "to") -> str:
+    """` to http://host:port`, where the exception tells."""
+    parts = urlsplit(str(getattr(exc, "kwargs", {}).get("endpoint_url") or ""))
+    return f" {word} {parts.scheme}://{parts.netloc.rpartition('@')[2]}" if parts.netloc else ""
+
+
+def _reason(exc: BotoCoreError) -> str:
+    """What the operating system said, in brackets; the texts of the libraries between repeat the request."""
+    inner: BaseException | None = getattr(exc, "kwargs", {}).get("error")
+    for _ in range(8):
+        if inner is None:
+            return ""
+        if isinstance(inner, ssl.SSLError):
+            return f" ({_line(getattr(inner, 'verify_message', '') or inner.reason or inner)})"
+        if isinstance(inner, OSError) and inner.strerror:
+            return f" ({inner.strerror})"
+        further = [item for item in inner.args if isinstance(item, BaseException)]
+        inner = further[0] if further else inner.__cause__ or inner.__context__
+    return ""
 
 
 def _line(text: object) -> str:

@@ -102,13 +102,15 @@ class Probe:
             skew = _ahead(headers.get("date", ""), (started + ended) / 2)
             return _Look(str(headers.get("server", "")), skew, ended - started, found.strip())
 
-        answers = self._store.each_endpoint(f"looking at {self._where}", look, PATIENCE)
+        what = f"looking at {self._where}"
+        answers = self._store.each_endpoint(what, look, PATIENCE)
         good: list[_Look] = []
         errors: list[TierError] = []
         for url, result in answers:
             name = f"endpoint {url}" if url else "endpoint"
             if isinstance(result, TierError):
-                self._say(name, State.NO, result.message, f"endpoint {url} is left out: {result.message}")
+                reason = result.message.removeprefix(f"{what}: ")
+                self._say(name, State.NO, reason, f"endpoint {url} is left out for now: {reason}")
                 errors.append(result)
             else:
                 self._say(name, State.OK, f"answers in {result.took * 1000:.0f} ms")
