@@ -131,6 +131,9 @@ class Objects:
 
     def each(self, job: Callable[[T], R], items: Iterable[T]) -> list[R]:
         """`job` of every item, many at once; results in order. All have ended when it raises."""
+        items = list(items)
+        if len(items) == 1:
+            return [job(items[0])]
         running = [self.pool.submit(job, item) for item in items]
         failure: BaseException | None = None
         results: list[R] = []

@@ -33,7 +33,7 @@ AT_ONCE = 16
 SLICE = 1 << 20
 """Bytes taken from a connection at a time."""
 _RANGE = re.compile(r"bytes ([0-9]+)-[0-9]+/([0-9]+)\Z")
-EPOCH_ATTRS = Attrs(DEFAULT_DIR_MODE, os.geteuid(), os.getegid(), 0, 0)
+_DIR_ATTRS = Attrs(DEFAULT_DIR_MODE, os.geteuid(), os.getegid(), 0, 0)
 
 
 class Reader:
@@ -125,7 +125,7 @@ class Reader:
         if record is not None and record.kind is Kind.DIR:
             return record.attrs
         marker = self._objects.described_marker(place.marker) if place.marker is not None else None
-        attrs = marker.attrs if marker is not None else EPOCH_ATTRS
+        attrs = marker.attrs if marker is not None else _DIR_ATTRS
         if place.newest is not None and (marker is None or not marker.mtime_known):
             newest = date_ns(place.newest)
             attrs = replace(attrs, mtime_ns=newest, atime_ns=newest)

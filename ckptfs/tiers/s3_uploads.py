@@ -2,8 +2,8 @@
 
 An upload carries no readable mark of who began it. So a record comes first, `.ckptfs/uploads/<mount
 uuid>/<version>`: its body is the key, its metadata names the upload as soon as there is one. A crash in
-between leaves an upload that is recognised by its key and by the time it was begun. The sweep aborts what this
-mount's records name and the journal does not; other mounts' uploads are left alone.
+between leaves an upload that is recognised by its key and by the time it was begun. The sweep aborts what
+this mount's records name and the journal does not; other mounts' uploads are left alone.
 """
 
 from __future__ import annotations
