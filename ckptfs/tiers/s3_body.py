@@ -1,7 +1,7 @@
 """Staged bytes as request bodies, and the checksums an object store can verify.
 
 One pass takes all checksums of a window, a second one sends it: both read the very pages the application
-wrote, in slices of 1 MiB (`window.py`). Measured: a body that hands out large slices of a mapping costs
+wrote, in large slices (`window.py`). Measured: a body that hands out large slices of a mapping costs
 a quarter of the client CPU of one given as bytes, because nothing is copied and `sendall` is called rarely.
 """
 
@@ -12,7 +12,6 @@ import errno
 import hashlib
 import io
 import os
-import zlib
 from collections.abc import Generator
 from contextlib import closing
 from typing import NamedTuple
@@ -20,7 +19,18 @@ from typing import NamedTuple
 import xxhash
 
 from ckptfs.tiers.base import Source, TierError, Trouble
-from ckptfs.tiers.window import Slice, narrow, slices
+from ckptfs.tiers.window import SLICE, Slice, narrow, slices
+
+try:
+    # The same sum as zlib's, at the speed of xxh3: 35 GiB/s measured, zlib's 7.
+    from isal.isal_zlib import crc32
+except ImportError:
+    from zlib import crc32
+
+
+SENT = 4 << 20
+"""Bytes handed to the socket at a time. Measured over loopback, CPU seconds per GiB: 0.155 with 1 MiB at a
+time, 0.115 with 4 MiB; 0.083 is sendfile(2)."""
 
 
 class Checks(NamedTuple):
@@ -45,7 +55,7 @@ class _Sums:
 
     def update(self, data: bytes | memoryview) -> None:
         self._xxh3.update(data)
-        self._crc = zlib.crc32(data, self._crc)
+        self._crc = crc32(data, self._crc)
         if self._md5 is not None:
             self._md5.update(data)
 
@@ -89,7 +99,7 @@ class Body:
     """A window as a request body: seekable, and read in slices of its own choice.
 
     `read(n)` returns *more* than `n` bytes when `n` is small (urllib3 asks for 16 KiB at a time; sending
-    1 MiB at a time is what makes it cheap), never less than one byte before the end. What it returns is
+    megabytes at a time is what makes it cheap), never less than one byte before the end. What it returns is
     valid until the next call. The staging files must not change meanwhile, as for `window.slices`.
     Failures of staging are `TierError`; `Store.run` finds them again inside the client's own errors.
     For one thread at a time.
@@ -139,7 +149,7 @@ class Body:
             left = len(self) - self._at
             if left <= 0:
                 return b""
-            self._parts = _slices(narrow(self._source, self._source.offset + self._at, left))
+            self._parts = _slices(narrow(self._source, self._source.offset + self._at, left), SENT)
         try:
             part = next(self._parts)
         except StopIteration:
@@ -155,10 +165,10 @@ class Body:
             self._parts = None
 
 
-def _slices(source: Source) -> Generator[Slice, None, None]:
+def _slices(source: Source, step: int = SLICE) -> Generator[Slice, None, None]:
     """`slices` whose OSErrors say that it was staging that failed, not the connection."""
     try:
-        yield from slices(source)
+        yield from slices(source, step)
     except OSError as exc:
         code = exc.errno or errno.EIO
         raise TierError(Trouble.DOWN, f"reading {source.ram_path}: {os.strerror(code)}", code) from exc

@@ -75,8 +75,8 @@ def narrow(source: Source, offset: int, length: int) -> Source:
     return replace(source, offset=offset, length=length)
 
 
-def slices(source: Source) -> Generator[Slice, None, None]:
-    """The window's bytes in order, at most `SLICE` at a time.
+def slices(source: Source, step: int = SLICE) -> Generator[Slice, None, None]:
+    """The window's bytes in order, at most `step` at a time (of what is not mapped, `SLICE`).
 
     The staging files must not be truncated or punched within the window while this runs: the
     first ends the process with SIGBUS, the second reads as zeros. Raises `TierError(REDO)` when a
@@ -97,7 +97,7 @@ def slices(source: Source) -> Generator[Slice, None, None]:
                     f"staging file {piece.path} has {size} bytes, {piece.offset + piece.length} are needed",
                     errno.ENODATA,
                 )
-            part = _read_slices(fd, piece) if piece.spilled else _mapped_slices(fd, piece)
+            part = _read_slices(fd, piece) if piece.spilled else _mapped_slices(fd, piece, step)
             with closing(part):
                 yield from part
         finally:
@@ -109,7 +109,7 @@ def _hole_slices(start: int, stop: int) -> Generator[Slice, None, None]:
         yield Slice(at, _ZEROS[: min(SLICE, stop - at)], True)
 
 
-def _mapped_slices(fd: int, piece: Piece) -> Generator[Slice, None, None]:
+def _mapped_slices(fd: int, piece: Piece, most: int) -> Generator[Slice, None, None]:
     for start, stop, is_data in data_ranges(fd, piece.offset, piece.offset + piece.length):
         if not is_data:
             yield from _hole_slices(start, stop)
@@ -122,7 +122,7 @@ def _mapped_slices(fd: int, piece: Piece) -> Generator[Slice, None, None]:
             with mapping, memoryview(mapping) as whole:
                 while at < until:
                     # Slices end on slice boundaries of the file, so all but the first are aligned.
-                    step = min(SLICE - at % SLICE, until - at)
+                    step = min(most - at % most, until - at)
                     with whole[at - base : at - base + step] as view:
                         yield Slice(at, view, False)
                     at += step
