@@ -11,9 +11,10 @@ import pytest
 
 # The contract that every tier passes is beside this directory, in one that is no package.
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))
-pytest.register_assert_rewrite("contract", "rig", "tests.s3.s3_rig")
+pytest.register_assert_rewrite("contract", "rig", "tests.s3.s3_rig", "tests.s3.interop")
 
 from tests.s3.certificates import Tls, make_tls  # noqa: E402
+from tests.s3.interop import Tree, tree_on  # noqa: E402
 from tests.s3.servers import Server, start_moto, start_seaweed  # noqa: E402
 
 
@@ -44,3 +45,10 @@ def moto(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
     """For servers on 127.0.0.1 with a certificate that no system trusts."""
     return make_tls(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture(scope="session")
+def tree(seaweed: Server) -> Iterator[Tree]:
+    """A mount with some files, for all tests of other tools; each makes its own in other directories."""
+    with tree_on(seaweed) as made:
+        yield made

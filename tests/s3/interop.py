@@ -101,11 +101,11 @@ def write_tree(mount: S3Mount) -> Tree:
 
 
 @contextlib.contextmanager
-def tree_on(server: Server, prefix: str) -> Iterator[Tree]:
+def tree_on(server: Server) -> Iterator[Tree]:
     """A started mount with the tree in it. It has to end drained, with nothing that went wrong."""
     base = Path(tempfile.mkdtemp(prefix="ckptfs-test-", dir="/var/tmp"))
     base.chmod(0o755)
-    mount = S3Mount(base, server, "interop", prefix)
+    mount = S3Mount(base, server, "interop", "deep/prefix")
     try:
         mount.start()
         yield write_tree(mount)
