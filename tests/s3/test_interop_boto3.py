@@ -83,9 +83,7 @@ def test_objects_of_others_are_files(tree: Tree) -> None:
         assert found.st_size == len(data)
         assert before - 2 <= found.st_mtime <= time.time() + 2
         assert (mount.point / name).read_bytes() == data
-    assert sorted(os.listdir(mount.point / "theirs")) == sorted(
-        {name.split("/")[1] for name in made}
-    )
+    assert sorted(os.listdir(mount.point / "theirs")) == sorted({name.split("/")[1] for name in made})
     assert (mount.point / "theirs/deep").is_dir()
 
 
