@@ -1,4 +1,7 @@
-"""The tier contract on SeaweedFS, with small versions as uploads, and sent by their Put."""
+"""The tier contract on SeaweedFS, with small versions as uploads, and sent by their Put.
+
+The uploads go without what only some stores have, the others with all that the probe finds.
+"""
 
 from __future__ import annotations
 
@@ -16,5 +19,6 @@ from tests.s3.servers import Server
 class TestOnSeaweedfs(TierContract):
     @pytest.fixture(params=["uploads", "inline"])
     def rig(self, request: pytest.FixtureRequest, seaweed: Server, tmp_path: Path) -> Iterator[Rig]:
-        with s3_rig(seaweed, tmp_path, inline=request.param == "inline") as made:
+        inline = request.param == "inline"
+        with s3_rig(seaweed, tmp_path, inline=inline, probed=inline) as made:
             yield made

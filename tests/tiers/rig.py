@@ -63,6 +63,8 @@ class Rig:
     """A window of an upload may begin anywhere, not only where a chunk does."""
     inline: int = -1
     """Versions up to this size are sent by the Put itself, -1 for none (`Traits.inline_bytes`)."""
+    probe: bool = True
+    """A tier must be probed before it is used, not only to know what it can do."""
     small: int = 150
     """How many uploads go together."""
 
@@ -73,7 +75,8 @@ class Session:
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.tier = rig.open()
-        self.tier.probe()
+        if rig.probe:
+            self.tier.probe()
         self.chunk = rig.chunk
         self._versions = (f"v{n}" for n in itertools.count(1))
 
