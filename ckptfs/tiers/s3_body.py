@@ -109,6 +109,7 @@ class Body:
         self._source = source
         self._at = 0
         self._parts: Generator[Slice, None, None] | None = None
+        self._ahead: Slice | None = None
 
     def __len__(self) -> int:
         return self._source.length
@@ -135,6 +136,17 @@ class Body:
             self._at = base + offset
         return self._at
 
+    def rewind(self) -> None:
+        """Go to the start and get its first bytes ready; raises what would keep them from being sent.
+
+        To be done before the request is: SeaweedFS takes a request whose connection ends before the first
+        byte of the body for one with an empty body.
+        """
+        self.close()
+        self._at = 0
+        if len(self):
+            self._ahead = self._slice()
+
     def read(self, size: int | None = -1) -> bytes | memoryview:
         """The next slice, all that is left when `size` is negative or None, `b""` at the end."""
         if size is None or size < 0:
@@ -145,24 +157,30 @@ class Body:
         return self._next() if size else b""
 
     def _next(self) -> memoryview | bytes:
-        if self._parts is None:
-            left = len(self) - self._at
-            if left <= 0:
-                return b""
-            self._parts = _slices(narrow(self._source, self._source.offset + self._at, left), SENT)
-        try:
-            part = next(self._parts)
-        except StopIteration:
-            self._parts = None
+        part, self._ahead = self._ahead or self._slice(), None
+        if part is None:
             return b""
         self._at += len(part.view)
         return part.view
+
+    def _slice(self) -> Slice | None:
+        """What comes next. After a failure everything is opened anew."""
+        if self._parts is None:
+            left = len(self) - self._at
+            if left <= 0:
+                return None
+            self._parts = _slices(narrow(self._source, self._source.offset + self._at, left), SENT)
+        try:
+            return next(self._parts, None)
+        except TierError:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Unmap and close the staging files; a later read opens them again."""
         if self._parts is not None:
             self._parts.close()
-            self._parts = None
+            self._parts = self._ahead = None
 
 
 def _slices(source: Source, step: int = SLICE) -> Generator[Slice, None, None]:

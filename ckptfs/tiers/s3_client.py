@@ -212,7 +212,7 @@ def _rewind(params: Mapping[str, Any], **_: Any) -> None:
     """A job that is run again sends its body from the start."""
     body = params.get("body")
     if isinstance(body, Body):
-        body.seek(0)
+        body.rewind()
 
 
 def _signature() -> tuple[Any, ...]:
