@@ -106,16 +106,25 @@ class Renderer:
         pending = _table(status, "pending")
         files, entries = int(_number(pending, "files")), int(_number(pending, "entries"))
         size = _number(pending, "bytes")
+        kept, kept_size = int(_number(pending, "kept_back_files")), _number(pending, "kept_back_bytes")
+        only_here = f"interrupted or skipped: {format_size(kept_size)} in {plural(kept, 'file')}, only here"
         if not files and not entries and not size:
+            if kept:
+                return _row("at risk", only_here, "yellow")
             return _row("at risk", "nothing: everything finished is durable", "green")
         row = _row("at risk", f"{format_size(size)} in {plural(files, 'file')}", "yellow")
         if entries > files:
             row.append(f", {plural(entries, 'log entry')}")
         if pending.get("oldest_age_s") is not None:
             row.append(f", oldest {format_duration(_number(pending, 'oldest_age_s'))}")
-        eta = status.get("eta_s")
-        known = f"durable in about {format_duration(float(eta))}" if eta is not None else "ETA unknown"
-        return row.append(f"; {known}")
+        eta, still_open = status.get("eta_s"), int(_number(pending, "open_files"))
+        known = f"; durable in about {format_duration(float(eta))}" if eta is not None else "; ETA unknown"
+        if still_open:
+            # What is not closed yet has no end that could be foretold.
+            known = f"; {plural(still_open, 'file')} still being written" + (
+                f", what is closed durable in about {format_duration(float(eta))}" if eta else ""
+            )
+        return row.append(known).append(f"; {only_here}" if kept else "")
 
     def _files(self, status: Status, mountpoint: str) -> list[Text]:
         files = [item for item in status.get("files") or [] if isinstance(item, dict)]
@@ -165,12 +174,13 @@ class Renderer:
         return rows
 
     def _skipped(self, status: Status, mountpoint: str) -> list[Text]:
-        return [
-            _row("skipped", printable(full_path(mountpoint, str(item.get("path", "?")))), "yellow").append(
-                f"  {format_size(_number(item, 'size'))}, kept in staging, not on the tier"
-            )
-            for item in status.get("skipped") or []
-        ]
+        rows = []
+        for item in status.get("skipped") or []:
+            path = full_path(mountpoint, str(item.get("path", "?")))
+            row = _row("skipped", f"{printable(path)}  {format_size(_number(item, 'size'))}", "yellow")
+            row.append(", kept in staging, not on the tier")
+            rows += [row, _command("publish", path, "try again"), _command("discard", path, "drop it")]
+        return rows
 
     def _held_back(self, status: Status) -> list[Text]:
         held, waiting = _number(status, "held_back_s"), int(_number(status, "writers_waiting"))

@@ -41,11 +41,13 @@ class Content:
         """Whether a write (or truncation) at `offset` would change a sealed version (invariant 5)."""
         return bool(inode.puts) and offset < self.sealed_length(inode)
 
-    def dirty(self, inode: Inode, offset: int) -> bool:
+    def dirty(self, inode: Inode, offset: int, now: float) -> bool:
         """Bytes at `offset` are about to change. True when the journal must hear of it first."""
         level = Unsealed.APPENDED if offset >= inode.size else Unsealed.REWRITTEN
         if level <= inode.unsealed and not inode.close_mark:
             return False
+        if inode.unsealed == Unsealed.NO:
+            inode.dirty_at = now
         inode.unsealed = max(level, inode.unsealed)
         inode.close_mark = 0
         if inode.dead:
@@ -59,6 +61,8 @@ class Content:
         self.state.set_data(inode, data)
         if size == 0:
             self.order.unhold(inode)
+        if size == 0 or inode.unsealed == Unsealed.NO:
+            inode.dirty_at = now
         inode.size = size
         inode.unsealed = Unsealed.REWRITTEN
         inode.close_mark = 0

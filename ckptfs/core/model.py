@@ -50,9 +50,9 @@ class Inode:
     """
 
     __slots__ = (
-        "atime_ns", "attr_dirty", "children", "close_mark", "ctime_ns", "data", "gid", "held", "held_at",
-        "holding", "ino", "kept", "kind", "lookups", "mode", "mtime_ns", "name", "node", "opens", "parent",
-        "pending", "puts", "size", "target", "uid", "unsealed", "writers", "xattrs",
+        "atime_ns", "attr_dirty", "children", "close_mark", "ctime_ns", "data", "dirty_at", "gid", "held",
+        "held_at", "holding", "ino", "kept", "kind", "lookups", "mode", "mtime_ns", "name", "node", "opens",
+        "parent", "pending", "puts", "size", "target", "uid", "unsealed", "writers", "xattrs",
     )  # fmt: skip
 
     def __init__(self, ino: int, kind: Kind, attrs: Attrs) -> None:
@@ -72,6 +72,8 @@ class Inode:
         self.node: Node | None = None
         self.data = 0
         self.unsealed = Unsealed.NO
+        self.dirty_at = 0.0
+        """Since when it is unsealed (of this process only)."""
         self.close_mark = 0
         self.held = ""
         """Why it is not published ("interrupted", "skipped"...), empty when nothing holds it."""

@@ -104,6 +104,7 @@ class Names:
         self.check_new(parent, name)
         inode = self._new(parent, Kind.FILE, mode, uid, gid, now)
         inode.unsealed = Unsealed.REWRITTEN
+        inode.dirty_at = now
         self.state.set_data(inode, data)
         self._attach(inode, parent, name, now)
         return inode

@@ -147,7 +147,7 @@ class Absorb:
                     else:
                         break
         assert blob is not None
-        if content.dirty(inode, offset):
+        if content.dirty(inode, offset, clock.now()):
             self.hub.make_dirty(blob)
             self.hub.commit()
         return blob

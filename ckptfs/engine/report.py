@@ -125,9 +125,13 @@ class Report:
     # -- status ------------------------------------------------------------------------------
 
     def pending(self) -> dict[str, Any]:
-        """What is at risk: entries, files, bytes, and the age of the oldest undurable byte."""
+        """What is at risk: entries, files, bytes, and the age of the oldest undurable byte.
+
+        `files` and `bytes` get on to the tier by themselves, those still open included; what is kept back
+        (interrupted, skipped) is at risk too, and counted apart.
+        """
         state = self.hub.core.state
-        files = size = 0
+        files = size = still_open = 0
         oldest: float | None = None
         for e in state.log.values():
             if e.kind == EntryKind.PUT:
@@ -137,13 +141,17 @@ class Report:
         for i in self._open_below(state.root):
             files += 1
             size += i.size
-            started = i.ctime_ns / 1e9
-            oldest = started if oldest is None else min(oldest, started)
+            still_open += 1
+            oldest = i.dirty_at if oldest is None else min(oldest, i.dirty_at)
+        held = state.held_inodes.values()
         return {
             "entries": len(state.log) + len(state.graves) + len(state.attr_queue),
             "files": files,
             "bytes": size,
             "oldest_age_s": None if oldest is None else max(0.0, round(time.time() - oldest, 3)),
+            "open_files": still_open,
+            "kept_back_files": len(held),
+            "kept_back_bytes": sum(i.size for i in held),
         }
 
     def unsent_bytes(self) -> int:
@@ -153,10 +161,13 @@ class Report:
         )
 
     def eta_s(self) -> float | None:
-        """Seconds until all sealed bytes are sent at the present rate; None when there is no rate."""
+        """Seconds until all sealed bytes are sent at the present rate; None when there is no rate, and when
+        nothing but files still being written is left.
+        """
         left = self.unsent_bytes()
         if not left:
-            return 0.0 if not self.hub.core.state.log else None
+            state = self.hub.core.state
+            return 0.0 if not state.log and not self._open_below(state.root) else None
         rate = self.hub.counters.flushed.per_second(time.monotonic())
         return round(left / rate, 1) if rate > 1 else None
 
@@ -183,13 +194,18 @@ class Report:
             found.append({"path": os.fsdecode(i.path()), "size": i.size, "sent_bytes": 0, "state": "open"})
         return found
 
+    def tier(self) -> dict[str, Any]:
+        """How the tier is: `up`, `down` or `stuck`, why, and since when."""
+        health, stuck = self.hub.health, self.stuck()
+        if stuck and health.state == "up":
+            return {"state": "stuck", "error": stuck[0]["error"] or None, "since": stuck[0]["since"]}
+        return {"state": health.state, "error": health.error or None, "since": health.since}
+
     def status(self) -> dict[str, Any]:
         """The object of `ckptfs status --json`."""
         hub = self.hub
         c, staging = hub.counters, hub.staging
         now = time.monotonic()
-        stuck = self.stuck()
-        tier_state = "stuck" if stuck and hub.health.state == "up" else hub.health.state
         held = hub.core.state.held_inodes.values()
         return {
             "mountpoint": self.mountpoint,
@@ -200,9 +216,7 @@ class Report:
             "uptime_s": round(time.time() - c.started, 1),
             "tier": {
                 "url": hub.config.tier,
-                "state": tier_state,
-                "error": (stuck[0]["error"] if tier_state == "stuck" else hub.health.error) or None,
-                "since": stuck[0]["since"] if tier_state == "stuck" else hub.health.since,
+                **self.tier(),
                 "notes": list(hub.pool.notes),
             },
             "fsync": hub.config.fsync,
@@ -227,7 +241,7 @@ class Report:
                 for i in held
                 if i.held != "skipped"
             ],
-            "stuck": stuck,
+            "stuck": self.stuck(),
             "skipped": [{"path": os.fsdecode(i.path()), "size": i.size} for i in held if i.held == "skipped"],
             "held_back_s": round(c.held_back_s, 3),
             "writers_waiting": c.writers_waiting,

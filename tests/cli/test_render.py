@@ -52,6 +52,23 @@ def test_nothing_at_risk() -> None:
     assert "at risk      nothing: everything finished is durable" in text
 
 
+def test_what_is_kept_back_is_at_risk_too() -> None:
+    kept = {"kept_back_files": 2, "kept_back_bytes": 3 << 20}
+    nothing = {"entries": 0, "files": 0, "bytes": 0, "oldest_age_s": None, **kept}
+    text = shown({"pending": nothing, "files": [], "files_total": 0})
+    assert "at risk      interrupted or skipped: 3.0 MiB in 2 files, only here" in text
+    text = shown({"pending": {"entries": 1, "files": 1, "bytes": 1 << 20, "oldest_age_s": 2, **kept}})
+    assert "durable in about 4.0 s; interrupted or skipped: 3.0 MiB in 2 files, only here" in text
+
+
+def test_files_being_written_have_no_eta() -> None:
+    pending = {"entries": 1, "files": 2, "bytes": 2 << 20, "oldest_age_s": 2, "open_files": 1}
+    text = shown({"pending": pending, "eta_s": None})
+    assert "oldest 2.0 s; 1 file still being written\n" in text
+    text = shown({"pending": pending})
+    assert "1 file still being written, what is closed durable in about 4.0 s" in text
+
+
 def test_trouble_names_the_command_that_helps() -> None:
     text = shown({
         "draining": True,
@@ -75,6 +92,8 @@ def test_trouble_names_the_command_that_helps() -> None:
         "stuck        PUT /ckpt/c.pt: not allowed (2 retries, 10 s ago)",
         "ckptfs skip /ckpt/c.pt   (let the rest pass)",
         "skipped      /ckpt/d.pt  10 B, kept in staging, not on the tier",
+        "ckptfs publish /ckpt/d.pt   (try again)",
+        "ckptfs discard /ckpt/d.pt   (drop it)",
         "2 writers waiting now",
         "1 object of others kept under .ckptfs/conflicts/",
         "sent again   1.0 MiB",

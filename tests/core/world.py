@@ -309,7 +309,7 @@ class World:
                 mtime = inode.mtime_ns
                 content.replace(inode, copy, self.now, size=inode.size)
                 inode.mtime_ns = mtime
-            content.dirty(inode, at * MIB)
+            content.dirty(inode, at * MIB, self.now)
 
     def truncate(self, handle: Handle, cells: int) -> None:
         """ftruncate to fewer cells."""
