@@ -54,6 +54,8 @@ class Config:
     log_level: str = "info"
     log_file: str = ""
     """Empty: a file in the data directory."""
+    config_file: str = ""
+    """The TOML file that was named with `--config`; empty: none, or the default one. No key."""
     options: dict[str, str] = field(default_factory=dict)
     """Options of the tier: `endpoint_url` (URLs separated by spaces), `region`, `profile`, `ca_bundle` and
     `verify` (`true` or `false`) of an object store, and what `[tier_options]` in the TOML file has."""

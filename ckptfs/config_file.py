@@ -5,17 +5,18 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote
 
-from . import memory
+from . import memory, mountinfo
 from .config import Config
 from .config_keys import KEYS, OBJECT_STORE_KEYS, Given, Percent, nearest
+from .control.resume import default_tier
 from .errors import CkptfsError, Exit
 from .mountinfo import inside
-from .paths import MountPaths, resolve, working_dir
+from .paths import MountPaths, data_dir, resolve, run_dir, working_dir
 from .tiers.url import parse_tier_url
 from .units import format_size
 
@@ -58,6 +59,7 @@ def load(flags: Mapping[str, object], file: str | None = None, prefix: str = "--
     CkptfsError (USAGE), one sentence with the key and where it stands, for anything that can't be used.
     """
     given: dict[str, Given] = {}
+    named = file is not None
     if file is not None:
         file = os.path.join(working_dir(), os.path.expanduser(file))
     else:
@@ -70,7 +72,8 @@ def load(flags: Mapping[str, object], file: str | None = None, prefix: str = "--
             origin = "MOUNTPOINT" if name == "mountpoint" else prefix + name.replace("_", "-")
             given[name] = Given(value, origin, cwd, loose=True)
     values = {name: KEYS[name](entry) for name, entry in given.items()}
-    return Loaded(_complete(values, given), file, frozenset(given))
+    config = dataclasses.replace(_complete(values, given), config_file=file if named else "")
+    return Loaded(config, file, frozenset(given))
 
 
 def _read(file: str) -> dict[str, Given]:
@@ -102,7 +105,7 @@ def _complete(values: dict[str, object], given: Mapping[str, Given]) -> Config:
     if "tier" in given:
         tier = check_tier(cast(str, values.pop("tier")), given["tier"])
     else:
-        tier = "file://" + quote(os.fsencode(paths.tier))
+        tier = default_tier(paths)
     cache_dir = _real(values.pop("cache_dir", ""))
     spill_dir = _real(values.pop("spill_dir", "")) or paths.spill
     cache_size = _cache_size(values.pop("cache_size", None), cache_dir, given)
@@ -187,17 +190,47 @@ def tier_directory(url: str) -> str | None:
 
 
 def _check_places(config: Config, given: Mapping[str, Given]) -> None:
-    """Nothing the mount needs may lie in the mount, nor the mount in its tier: it would wait for itself."""
+    """Nothing the mount needs may lie in a ckptfs mount, which would wait for itself, nor in the tier, whose
+    files it would become."""
     used = {
         "tier": tier_directory(config.tier), "cache_dir": config.cache_dir,
-        "spill_dir": config.spill_dir, "log_file": config.log_file,
+        "spill_dir": config.spill_dir if config.spill_size else "", "log_file": config.log_file,
+        "mountpoint": config.mountpoint, "CKPTFS_RUN_DIR": run_dir(), "CKPTFS_DATA_DIR": data_dir(),
     }  # fmt: skip
+    mounts = mountinfo.read()
+    tier = _followed(used["tier"], mounts) if used["tier"] else None
     for key, path in used.items():
         origin = given[key].origin if key in given else key
-        if path and inside(path, config.mountpoint):
-            raise CkptfsError(f"{origin}: {path} lies inside the mount point {config.mountpoint}", Exit.USAGE)
-        if path and key == "tier" and inside(config.mountpoint, path):
-            raise CkptfsError(f"{origin}: the mount point {config.mountpoint} lies inside {path}", Exit.USAGE)
+        if path and key != "mountpoint":
+            _check_outside_mounts(key, path, origin, config.mountpoint, mounts)
+        if path and key != "tier" and tier and inside(_followed(path, mounts), tier):
+            what = "the mount point " if key == "mountpoint" else ""
+            raise CkptfsError(
+                f"{origin}: {what}{path} lies inside the tier's directory {tier}; choose another place",
+                Exit.USAGE,
+            )
+
+
+def _check_outside_mounts(
+    key: str, path: str, origin: str, mountpoint: str, mounts: Sequence[mountinfo.Mount]
+) -> None:
+    followed = _followed(path, mounts)
+    if inside(followed, mountpoint):
+        raise CkptfsError(f"{origin}: {path} lies inside the mount point {mountpoint}", Exit.USAGE)
+    for mount in mounts:
+        if mount.ours and inside(followed, mount.path):
+            better = "name its directory on that mount's tier" if key == "tier" else "choose another"
+            where = f"{path} lies inside the ckptfs mount {mount.path}"
+            raise CkptfsError(f"{origin}: {where}; {better}", Exit.USAGE)
+
+
+_REMOTE = ("nfs", "cifs", "smb", "ceph", "lustre", "gpfs", "beegfs", "9p", "afs", "fuse", "autofs")
+"""Beginnings of the types of file systems that may hang."""
+
+
+def _followed(path: str, mounts: Sequence[mountinfo.Mount]) -> str:
+    """`path` with symbolic links followed, as far as that asks no file system that may hang."""
+    return resolve(path, frozenset(mount.path for mount in mounts if mount.fstype.startswith(_REMOTE)))
 
 
 def free_space(directory: str) -> int:

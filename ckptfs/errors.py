@@ -18,7 +18,7 @@ class Exit(enum.IntEnum):
     TIMEOUT = 3
     """The time given ran out and something is not durable yet."""
     STUCK = 4
-    """The tier refuses an entry for good; `ckptfs status` names it."""
+    """The tier refuses an entry each time it is tried; `ckptfs status` names it."""
     INTERRUPTED = 5
     """A file whose writer was killed is kept in the mount and not published."""
     NOT_MOUNTED = 6
@@ -26,7 +26,7 @@ class Exit(enum.IntEnum):
     UNSUPPORTED = 7
     """The machine lacks something ckptfs needs (/dev/fuse, fusermount3, permission)."""
     TIER_DOWN = 8
-    """The tier could not be reached when mounting."""
+    """The tier can't be reached."""
     LEFT_OVER = 9
     """The daemon ended with data that is not durable; it stays staged for the next mount."""
     BUSY = 10

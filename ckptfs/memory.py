@@ -11,19 +11,28 @@ import os
 
 def available(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
     """Bytes available now: MemAvailable, or what the tightest control group has left when that is less."""
-    candidates = [_mem_available(proc), *_group_room(proc, cgroups)]
+    candidates = [_mem_available(proc), *(room for room, _ in _groups(proc, cgroups))]
     return max(0, min(candidates))
 
 
-def _mem_available(proc: str) -> int:
+def total(proc: str = "/proc", cgroups: str = "/sys/fs/cgroup") -> int:
+    """Bytes there are at most: MemTotal, or the limit of the tightest control group when that is less."""
+    return min([_meminfo(proc)[b"MemTotal:"], *(limit for _, limit in _groups(proc, cgroups))])
+
+
+def _meminfo(proc: str) -> dict[bytes, int]:
     with open(os.path.join(proc, "meminfo"), "rb") as file:
-        values = {line.split()[0]: int(line.split()[1]) * 1024 for line in file if len(line.split()) >= 2}
+        return {line.split()[0]: int(line.split()[1]) * 1024 for line in file if len(line.split()) >= 2}
+
+
+def _mem_available(proc: str) -> int:
+    values = _meminfo(proc)
     # MemAvailable exists since Linux 3.14; FUSE as used here needs a younger kernel.
     return values.get(b"MemAvailable:", values.get(b"MemFree:", 0))
 
 
-def _group_room(proc: str, cgroups: str) -> list[int]:
-    """What is left in each limited control group from this process's up to the root, in bytes."""
+def _groups(proc: str, cgroups: str) -> list[tuple[int, int]]:
+    """Bytes left in each limited control group from this process's up to the root, and its limit."""
     try:
         with open(os.path.join(proc, "self/cgroup"), encoding="utf-8") as file:
             lines = [line.rstrip("\n").split(":", 2) for line in file]
@@ -54,8 +63,8 @@ def _group_room(proc: str, cgroups: str) -> list[int]:
     return room
 
 
-def _left(directory: str, limit: str, usage: str) -> int | None:
-    """Bytes left in one group: its limit less what is used and cannot be reclaimed."""
+def _left(directory: str, limit: str, usage: str) -> tuple[int, int] | None:
+    """Bytes left in one group (its limit less what is used and cannot be reclaimed), and the limit."""
     try:
         maximum = int(_text(os.path.join(directory, limit)))
         used = int(_text(os.path.join(directory, usage)))
@@ -69,7 +78,7 @@ def _left(directory: str, limit: str, usage: str) -> int | None:
                 reclaimable = max(reclaimable, int(value))
     except (OSError, ValueError):
         pass
-    return maximum - used + min(reclaimable, used)
+    return maximum - used + min(reclaimable, used), maximum
 
 
 def _text(path: str) -> str:

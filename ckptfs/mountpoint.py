@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shlex
 import shutil
 import stat
 import subprocess
@@ -140,7 +141,9 @@ def _mounted(path: str, top: Mount, pid: int | None) -> CkptfsError:
     answer = probe(path)
     who = f"daemon pid {pid}" if pid else "the daemon of another user or container"
     trouble = f" and {answer.error}" if answer.error else ""
-    return CkptfsError(f"{path} is already a ckptfs mount ({who}){trouble}", Exit.BUSY)
+    shown = shlex.quote(path)
+    then = f"see ckptfs status {shown}; ckptfs umount {shown} ends it" if pid else "unmount that first"
+    return CkptfsError(f"{path} is already a ckptfs mount ({who}){trouble}: {then}", Exit.BUSY)
 
 
 def _check_directory(path: str) -> None:
@@ -176,8 +179,19 @@ def check_machine(allow_other: bool, device: str = "/dev/fuse") -> None:
             f"{device} does not exist; run modprobe fuse, or give the container --device {device}",
             Exit.UNSUPPORTED,
         ) from None
+    except PermissionError as error:
+        # What keeps root out is the container's list of devices.
+        advice = f"give the container --device {device}" if os.geteuid() == 0 else (
+            f"have root run chmod 666 {device} (as it is on most systems), join the group it belongs to, or"
+            " mount as root"
+        )  # fmt: skip
+        raise CkptfsError(
+            f"{device} cannot be opened: {error.strerror}; {advice}", Exit.UNSUPPORTED
+        ) from None
     except OSError as error:
-        raise CkptfsError(f"{device} cannot be opened: {error.strerror}", Exit.UNSUPPORTED) from None
+        raise CkptfsError(
+            f"{device} cannot be opened: {error.strerror}; run modprobe fuse", Exit.UNSUPPORTED
+        ) from None
     if os.geteuid() == 0:
         if not _has_capability(_CAP_SYS_ADMIN):
             raise CkptfsError(

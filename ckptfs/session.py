@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
+import shlex
 import signal
 import socket
 import subprocess
@@ -19,8 +21,9 @@ import trio
 
 from ckptfs import leftover, memory, mountpoint
 from ckptfs.config import Config
+from ckptfs.control.resume import mount_arguments, resume_command
 from ckptfs.control.server import ControlServer
-from ckptfs.core import Core
+from ckptfs.core import Core, EntryKind
 from ckptfs.core.state import load
 from ckptfs.engine.absorb import Absorb
 from ckptfs.engine.admission import Admission
@@ -194,10 +197,14 @@ class MountSession:
             path.write_text(found + "\n")
         return found
 
+    @property
+    def _tier_record(self) -> Path:
+        return Path(self.paths.uuid).with_name("tier.json")
+
     def _known_tier(self) -> dict[str, str]:
         """URL and identity of the tier this mount point used last."""
         try:
-            found = json.loads(Path(self.paths.uuid).with_name("tier.json").read_text())
+            found = json.loads(self._tier_record.read_text())
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}
@@ -212,6 +219,7 @@ class MountSession:
     async def _begin(self, absorb: Absorb) -> list[str]:
         """Probe the tier, recover what an earlier daemon left; returns what to tell the user."""
         hub, config = self.hub, self.config
+        self._check_same_tier()  # before the probe, which makes a tier of the directory
         info: TierInfo | None = None
         lines: list[str] = []
         try:
@@ -222,9 +230,7 @@ class MountSession:
         except TierError as e:
             if not config.allow_tier_down or e.trouble == Trouble.REFUSED:
                 raise CkptfsError(
-                    f"the tier {config.tier} can't be used: {e.message}"
-                    + ("" if e.trouble == Trouble.REFUSED else " (--allow-tier-down mounts anyway)"),
-                    Exit.TIER_DOWN,
+                    f"the tier {config.tier} can't be used: {e.message}{self._way_out(e)}", Exit.TIER_DOWN
                 ) from e
             hub.health.down(READING, e)
             hub.blind = True
@@ -234,7 +240,7 @@ class MountSession:
             )
         if info is not None:
             self._remember_tier(info)
-        self._check_same_tier()
+        hub.journal.set("tier", config.tier)
         self.report.recovered = await recover(hub, absorb.is_stream, self.area.old_spills)
         if info is not None:
             await self._root_attributes()
@@ -252,8 +258,18 @@ class MountSession:
             lines.append(self.report.recovered)
         return lines
 
+    def _way_out(self, error: TierError) -> str:
+        """What to do about a tier that could not be probed, as the end of the sentence."""
+        if error.trouble == Trouble.REFUSED:
+            return ""
+        if error.errno == errno.ENODEV and self._tier_options().get("tier_id"):
+            # Another one: staging files till it comes back would be for one that may never come.
+            record = shlex.quote(str(self._tier_record))
+            return f"; if it was made anew on purpose, run rm {record}, and mount again to use it as it is"
+        return " (--allow-tier-down mounts anyway)"
+
     def _remember_tier(self, info: TierInfo) -> None:
-        Path(self.paths.uuid).with_name("tier.json").write_text(
+        self._tier_record.write_text(
             json.dumps({"url": self.config.tier, "tier_id": info.tier_id})
         )
 
@@ -290,15 +306,13 @@ class MountSession:
 
     def _check_same_tier(self) -> None:
         """What is staged for one tier must not be published to another."""
-        journal = self.hub.journal
-        before = journal.get("tier")
+        before = self.hub.journal.get("tier")
         if before is not None and before != self.config.tier and self._staged():
             raise CkptfsError(
                 f"files for the tier {before} are still staged for {self.paths.mountpoint}: mount with that"
-                " tier first, and let it drain",
+                f" tier first (run {resume_command(self.paths)}), and let it drain",
                 Exit.USAGE,
             )
-        journal.set("tier", self.config.tier)
 
     def _staged(self) -> bool:
         """Whether there is anything that the tier does not have, or has too much."""
@@ -359,11 +373,15 @@ class MountSession:
 
     def _state_text(self) -> str:
         state = self.hub.core.state
-        staged = len({e.inode.ino for e in state.log.values()}) + len(state.held_inodes)
+        # Files alone, as its readers say; directories and renames are staged with them.
+        files = {e.inode.ino for e in state.log.values() if e.kind in (EntryKind.PUT, EntryKind.LINK)}
+        files |= {i.ino for i in self.hub.open_writers.values() if i.unsealed and not i.dead}
         return json.dumps(
             {
                 "mountpoint": self.paths.mountpoint, "tier": self.config.tier, "pid": os.getpid(),
-                "log_file": self.config.log_file, "started": self.hub.counters.started, "staged": staged,
+                "log_file": self.config.log_file, "started": self.hub.counters.started,
+                "staged": len(files | state.held_inodes.keys()),
+                "resume": mount_arguments(self.config, self.paths),
             }
         )  # fmt: skip
 

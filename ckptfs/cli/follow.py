@@ -43,24 +43,34 @@ def follow(paths: MountPaths, command: str, label: str, /, **arguments: object) 
     return last
 
 
-def check_durable(event: client.Event, paths: MountPaths, waited: str, kept: str = "") -> None:
+def check_durable(event: client.Event, mountpoint: str, waited: str, kept: str = "") -> None:
     """CkptfsError (TIMEOUT, STUCK, INTERRUPTED or LEFT_OVER) naming what remains, unless all is durable.
 
-    `waited` is how the end came about (` after 5 s`), for a time-out; `kept` what becomes of the rest.
+    `waited` is how the end came about (` after 5 s`), for a time-out; `kept` what becomes of the rest, in
+    place of the commands that a living daemon would take.
     """
     if event.get("durable") is True:
         return
     code = client.exit_code(event.get("code"))
-    remaining = [full_path(paths.mountpoint, str(path)) for path in event.get("remaining") or []]
+    remaining = [full_path(mountpoint, str(path)) for path in event.get("remaining") or []]
     what = {
-        Exit.STUCK: "the tier refuses an entry for good; see ckptfs status and ckptfs skip",
-        Exit.INTERRUPTED: "interrupted files are not published; use ckptfs publish or ckptfs discard",
-    }.get(code, f"not everything is durable{waited}: {_amount(event)} left")
+        Exit.STUCK: "the tier refuses an entry, which is tried again and again, and what follows it waits"
+        + (kept or "; see ckptfs status, and ckptfs skip to let the rest pass"),
+        Exit.INTERRUPTED: "interrupted or skipped files are not published"
+        + (kept or "; use ckptfs publish or ckptfs discard"),
+    }.get(code, f"not everything is durable{waited}: {_amount(event)} left{_why(event)}{kept}")
     if code in (Exit.OK, Exit.FAILED):
         code = Exit.LEFT_OVER
-    raise CkptfsError(
-        "\n".join([f"{paths.mountpoint}: {what}{kept}", *([listing(remaining)] if remaining else [])]), code
-    )
+    lines = [f"{mountpoint}: {what}", *([listing(remaining)] if remaining else [])]
+    raise CkptfsError("\n".join(lines), code)
+
+
+def _why(event: client.Event) -> str:
+    """What the tier suffers from, where that is why it takes so long."""
+    tier = event.get("tier")
+    if not isinstance(tier, dict) or tier.get("state") != "down":
+        return ""
+    return f"; the tier is down ({tier.get('error') or 'no reason known'})"
 
 
 def left_nothing(paths: MountPaths, process: client.Watched | None, timeout: float) -> bool:
@@ -90,4 +100,5 @@ def _left(event: client.Event) -> str:
     if event.get("done"):
         return ""
     eta = event.get("eta_s")
-    return f"{_amount(event)} left" + (f", about {format_duration(float(eta))}" if eta is not None else "")
+    known = f", about {format_duration(float(eta))}" if eta is not None else ""
+    return f"{_amount(event)} left{known}{_why(event)}"

@@ -1,13 +1,16 @@
 """The form in which mount(8) and /etc/fstab call a file system: `ckptfs SOURCE MOUNTPOINT -o options`.
 
-SOURCE is a tier URL, or `none` or `ckptfs` for the tier of the configuration. Own options have the names
-of the configuration keys; `config=FILE` names the file. Both ways work in /etc/fstab: type `fuse.ckptfs`
-(mount.fuse3 then runs `ckptfs`) and, with a link /sbin/mount.ckptfs, type `ckptfs`.
+SOURCE is a tier URL, the absolute path of a directory that is the tier, or `none` or `ckptfs` for the tier
+of the configuration. Own options have the names of the configuration keys; `config=FILE` names the file.
+Both ways work in /etc/fstab: type `fuse.ckptfs` (mount.fuse3 then runs `ckptfs`, which it looks for in the
+PATH of the system) and, with a link /sbin/mount.ckptfs, type `ckptfs`.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from urllib.parse import quote
 
 from ..config_keys import KEYS, nearest
 from ..errors import CkptfsError, Exit
@@ -42,7 +45,9 @@ def is_helper_call(program: str, arguments: Sequence[str]) -> bool:
     """Whether this command line is mount(8)'s form. A misspelt command is not taken for a source."""
     if program in _PROGRAMS:
         return True
-    return bool(arguments) and (arguments[0] in PLACEHOLDERS or "://" in arguments[0])
+    return bool(arguments) and (
+        arguments[0] in PLACEHOLDERS or "://" in arguments[0] or arguments[0].startswith("/")
+    )
 
 
 def parse_options(text: str) -> tuple[dict[str, object], str | None]:
@@ -102,14 +107,15 @@ def run(arguments: Sequence[str]) -> int:
             places.append(argument)
     if len(places) != 2:
         raise CkptfsError(
-            "the mount(8) form is: ckptfs SOURCE MOUNTPOINT [-o options], with a tier URL or none as SOURCE",
+            "the mount(8) form is: ckptfs SOURCE MOUNTPOINT [-o options], with a tier URL, a directory"
+            " or none as SOURCE",
             Exit.USAGE,
         )
     source, mountpoint = places
     flags, file = parse_options(",".join(options))
     flags["mountpoint"] = mountpoint
     if source not in PLACEHOLDERS:
-        flags["tier"] = source
+        flags["tier"] = "file://" + quote(os.fsencode(source)) if source.startswith("/") else source
     if fake:
         return Exit.OK
     return start(flags, file, prefix="mount option ")

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Mapping
 
 import click
 
+from .. import memory
 from .. import mountpoint as mountpoints
 from ..config import Config
 from ..config_file import Loaded, load, tier_directory
 from ..control.mounts import MountState, read_state
 from ..errors import CkptfsError, Exit
 from ..paths import MountPaths, make_dir
+from ..units import format_size
 from . import daemon_process
 from .object_store import object_store_options
 from .output import say
@@ -78,10 +81,15 @@ def _refuse_second(state: MountState | None) -> None:
     if state is None or not state.alive:
         return
     if state.mounted:
-        raise CkptfsError(f"{state.mountpoint} is already a ckptfs mount (daemon pid {state.pid})", Exit.BUSY)
+        shown = shlex.quote(state.mountpoint)
+        raise CkptfsError(
+            f"{state.mountpoint} is already a ckptfs mount (daemon pid {state.pid}): see"
+            f" ckptfs status {shown}; ckptfs umount {shown} ends it",
+            Exit.BUSY,
+        )
     raise CkptfsError(
         f"the daemon of an earlier mount of {state.mountpoint} (pid {state.pid}) is still draining; "
-        f"wait for it with ckptfs wait --mount {state.mountpoint}",
+        f"wait for it with ckptfs wait --mount {shlex.quote(state.mountpoint)}",
         Exit.BUSY,
     )
 
@@ -101,6 +109,11 @@ def _directories(loaded: Loaded, paths: MountPaths) -> list[str]:
             make_dir(paths.spill, mode=0o700)
         _check_directory("spill_dir", config.spill_dir)
     _check_log(config)
+    if not config.cache_dir and config.cache_size > memory.total():
+        lines.append(
+            f"warning: the cache of {format_size(config.cache_size)} is larger than the memory there is"
+            f" ({format_size(memory.total())}); writers are slowed when memory runs short, whatever its size"
+        )
     return lines
 
 

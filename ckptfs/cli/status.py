@@ -53,24 +53,27 @@ class View:
         }
 
     def code(self) -> Exit:
-        """4 with stuck entries, 5 with interrupted or skipped files, 6 without a daemon, else 0."""
+        """4 stuck entries, 5 interrupted or skipped files, 8 the tier is down, 6 no daemon, else 0."""
         if self.status is not None:
             if self.status.get("stuck"):
                 return Exit.STUCK
             kept_back = self.status.get("interrupted") or self.status.get("skipped")
-            return Exit.INTERRUPTED if kept_back else Exit.OK
+            if kept_back:
+                return Exit.INTERRUPTED
+            tier = self.status.get("tier")
+            down = isinstance(tier, dict) and tier.get("state") == "down"
+            return Exit.TIER_DOWN if down else Exit.OK
         return self.error.code if self.error else Exit.NOT_MOUNTED
 
     def absence(self) -> str:
         """The sentence for a mount without an answering daemon."""
         if self.error is not None:
             return self.error.message
-        mountpoint = self.state.mountpoint
         if self.state.staged:
             staged = plural(self.state.staged, "file")
-            return f"{staged} staged, no daemon: run ckptfs mount {mountpoint} to resume"
+            return f"{staged} staged, no daemon: run {self.state.resume} to resume"
         gone = f"its daemon (pid {self.state.pid}) ended" if self.state.pid else "no daemon"
-        return f"{gone}: run ckptfs mount {mountpoint} to recover what was staged"
+        return f"{gone}: run {self.state.resume} to recover what was staged"
 
 
 @click.command(short_help="Show what mounts are doing.")
@@ -81,7 +84,7 @@ def status(mountpoint: str | None, as_json: bool, watch: bool) -> int:
     """Show the mount at MOUNTPOINT, or all mounts.
 
     Exit codes: 0 all well, or no mounts; 4 an entry is stuck, 5 a file is interrupted or skipped, 6 no
-    daemon, or MOUNTPOINT is no mount.
+    daemon, or MOUNTPOINT is no mount, 8 the tier is down.
     """
     if watch:
         return _watch(mountpoint, as_json)
@@ -116,7 +119,7 @@ def _look(state: MountState) -> View:
 def exit_code(views: list[View]) -> Exit:
     """The worst of all. Where nothing is mounted nothing is wrong; who expects a mount names it."""
     codes = {view.code() for view in views}
-    for code in (Exit.STUCK, Exit.INTERRUPTED, Exit.FAILED):
+    for code in (Exit.STUCK, Exit.INTERRUPTED, Exit.FAILED, Exit.NOT_MOUNTED, Exit.TIER_DOWN):
         if code in codes:
             return code
     return Exit.NOT_MOUNTED if codes - {Exit.OK} else Exit.OK

@@ -69,7 +69,7 @@ def _wait_for(state: MountState, inside: list[str], timeout: float | None, waite
     if not state.alive:
         staged = f"{plural(state.staged, 'file')} staged, " if state.staged else ""
         raise CkptfsError(
-            f"{state.mountpoint}: {staged}no daemon: run ckptfs mount {state.mountpoint} to resume",
+            f"{state.mountpoint}: {staged}no daemon: run {state.resume} to resume",
             Exit.NOT_MOUNTED,
         )
     label = f"waiting for {state.mountpoint}"
@@ -84,7 +84,10 @@ def _wait_for(state: MountState, inside: list[str], timeout: float | None, waite
     finally:
         if process is not None:
             process.close()
-    ending = "; its daemon ends, and what is left stays staged for the next mount"
+    ending = f"; its daemon ends, and what is left stays staged for the next mount: run {state.resume}"
     kept = ending if event.get("ending") else ""
-    check_durable(event, state.paths, "" if kept else waited, kept)
-    say(f"{state.mountpoint}: " + ("everything is durable" if not inside else "durable"))
+    check_durable(event, state.mountpoint, "" if kept else waited, kept)
+    if not inside:
+        say(f"{state.mountpoint}: everything is durable")
+    for path in inside:
+        say(f"{path}: durable")

@@ -12,6 +12,7 @@ from typing import Any
 
 from ..errors import CkptfsError, Exit
 from ..paths import MountPaths, socket_address
+from .resume import resume_command
 
 ANSWER_TIMEOUT = 15.0
 """Seconds the daemon may be silent before it counts as not answering."""
@@ -30,10 +31,10 @@ class DaemonEnded(CkptfsError):
     """The daemon ended before its last answer: killed, or it had nothing left to do."""
 
 
-def no_daemon(mountpoint: str) -> CkptfsError:
+def no_daemon(paths: MountPaths) -> CkptfsError:
     """The error for a mount point that nobody serves."""
     return CkptfsError(
-        f"no ckptfs daemon serves {mountpoint}; run ckptfs mount {mountpoint}", Exit.NOT_MOUNTED
+        f"no ckptfs daemon serves {paths.mountpoint}; run {resume_command(paths)}", Exit.NOT_MOUNTED
     )
 
 
@@ -56,7 +57,7 @@ def connect(paths: MountPaths, timeout: float = ANSWER_TIMEOUT) -> socket.socket
                     time.sleep(_QUEUE_STEP)
     except (FileNotFoundError, NotADirectoryError, ConnectionRefusedError):
         connection.close()
-        raise no_daemon(paths.mountpoint) from None
+        raise no_daemon(paths) from None
     except TimeoutError:
         connection.close()
         raise _silent(paths, timeout) from None
@@ -160,7 +161,7 @@ def _silent(paths: MountPaths, timeout: float) -> CkptfsError:
 def _ended(paths: MountPaths) -> DaemonEnded:
     return DaemonEnded(
         f"the daemon of {paths.mountpoint} ended before it answered; what is staged is kept: "
-        f"run ckptfs mount {paths.mountpoint}"
+        f"run {resume_command(paths)}"
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 from dataclasses import dataclass
 
 from .. import mountinfo
 from ..errors import CkptfsError, Exit
 from ..paths import MountPaths, mount_id, resolve, run_dir
 from . import client
+from .resume import read_values, resume_command
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +30,8 @@ class MountState:
     """A daemon listens on the control socket."""
     mounted: bool = False
     """The kernel has a ckptfs mount there (dead or alive)."""
+    resume: str = ""
+    """The whole `ckptfs mount` command that goes on with what is staged."""
 
     @property
     def mountpoint(self) -> str:
@@ -37,13 +41,7 @@ class MountState:
 
 def read_state(paths: MountPaths, mounts: list[mountinfo.Mount] | None = None) -> MountState | None:
     """The state of one mount point; None when nothing is known of it."""
-    try:
-        with open(paths.state, "rb") as file:
-            values = json.load(file)
-    except (OSError, ValueError):
-        values = {}  # not there, or unreadable: the socket and the kernel still tell
-    if not isinstance(values, dict):
-        values = {}
+    values = read_values(paths)  # without it, the socket and the kernel still tell
     top = mountinfo.top_at(paths.mountpoint, mountinfo.read() if mounts is None else mounts)
     mounted = top is not None and top.ours
     listening = client.alive(paths)
@@ -58,6 +56,7 @@ def read_state(paths: MountPaths, mounts: list[mountinfo.Mount] | None = None) -
         staged=_number(values.get("staged")),
         alive=listening,
         mounted=mounted,
+        resume=resume_command(paths, values),
     )
 
 
@@ -104,8 +103,9 @@ def find_mount(mountpoint: str) -> MountState:
         raise no_mount(paths.mountpoint)
     if state.mounted and not state.alive and not state.pid:
         raise CkptfsError(
-            f"{state.mountpoint} is a ckptfs mount without a control socket in {run_dir()}; it belongs to "
-            "another user, or was made with another CKPTFS_RUN_DIR",
+            f"{state.mountpoint} is a ckptfs mount without a control socket in {run_dir()}: it belongs to"
+            f" another user, who alone (and root, with sudo) may run this, or was made with another"
+            " CKPTFS_RUN_DIR; anybody can read the attribute user.ckptfs.state of the files in it",
             Exit.NOT_MOUNTED,
         )
     return state
@@ -125,6 +125,10 @@ def no_mount(mountpoint: str) -> CkptfsError:
     return CkptfsError(f"{mountpoint} {what}", Exit.NOT_MOUNTED)
 
 
+def _getxattr(path: str) -> str:
+    return shlex.join(["getfattr", "-n", "user.ckptfs.state", "--absolute-names", path])
+
+
 def mount_of(path: str, states: list[MountState]) -> tuple[MountState, str]:
     """The mount that a path lies in, and the path made absolute.
 
@@ -137,5 +141,9 @@ def mount_of(path: str, states: list[MountState]) -> tuple[MountState, str]:
     if inside:
         return max(inside, key=lambda state: len(state.mountpoint)), absolute
     if any(mountinfo.inside(absolute, mountpoint) for mountpoint in ours):
-        raise CkptfsError(f"{absolute} lies in a ckptfs mount of another user", Exit.NOT_MOUNTED)
+        raise CkptfsError(
+            f"{absolute} lies in a ckptfs mount of another user (or with another CKPTFS_RUN_DIR), who alone"
+            f" may run this: ask them, use sudo, or read its state with {_getxattr(absolute)}",
+            Exit.NOT_MOUNTED,
+        )
     raise CkptfsError(f"{absolute} lies in no ckptfs mount", Exit.NOT_MOUNTED)

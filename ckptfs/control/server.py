@@ -176,7 +176,11 @@ class ControlServer:
                     break
                 if time.monotonic() - said >= PROGRESS_S:
                     said = time.monotonic()
-                    yield {"pending": self.report.pending(), "eta_s": self.report.eta_s()}
+                    yield {
+                        "pending": self.report.pending(),
+                        "eta_s": self.report.eta_s(),
+                        "tier": self.report.tier(),
+                    }
                 pause = PROGRESS_S if at is None else max(0.0, min(PROGRESS_S, at - trio.current_time()))
                 await hub.changed.wait(pause)
             code = Exit.OK
@@ -190,6 +194,7 @@ class ControlServer:
                 "code": int(code),
                 "remaining": paths + [os.fsdecode(i.path()) for i in held],
                 "pending": self.report.pending(),
+                "tier": self.report.tier(),
                 "ending": self.give_up_at is not None and trio.current_time() >= self.give_up_at,
             }
         finally:

@@ -12,6 +12,7 @@ from ckptfs.core import EntryKind
 from ckptfs.engine.hub import Hub
 from ckptfs.errors import CkptfsError, Exit
 from ckptfs.tiers.base import TierError
+from ckptfs.units import format_size, plural
 
 log = logging.getLogger("ckptfs")
 
@@ -54,9 +55,10 @@ async def recover(hub: Hub, is_stream: Callable[[bytes], bool], old_spills: Iter
         return None
     size = sum(e.length for e in puts)
     held = len(core.state.held_inodes)
+    others = plural(len(core.state.log) - len(puts), "other step")
     line = (
-        f"recovered {len(puts)} closed files ({size} bytes) and {len(core.state.log) - len(puts)} other steps"
-        f" to publish, in their order; {held} interrupted"
+        f"recovered {plural(len(puts), 'closed file')} ({format_size(size)}) and {others} to publish, in"
+        f" their order; {held} interrupted"
     )
     for inode in interrupted:
         log.warning("%s was open when the daemon died: interrupted", os.fsdecode(inode.path()))

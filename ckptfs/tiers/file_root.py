@@ -114,7 +114,7 @@ class Root:
                 raise TierError(
                     Trouble.DOWN,
                     f"{show(self.path)} does not hold the tier (no {show(TIER_ID)}): is it mounted?",
-                    errno.ENOENT,
+                    errno.ENODEV,
                 ) from exc
             found, key = self._create_id(fd)
         except OSError as exc:

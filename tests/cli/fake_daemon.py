@@ -117,7 +117,8 @@ class FakeDaemon:
             os.unlink(self.paths.control)
 
 
-def write_state(paths: MountPaths, pid: int, staged: int) -> None:
-    """A mount.json as the daemon writes it."""
+def write_state(paths: MountPaths, pid: int, staged: int, *flags: str) -> None:
+    """A mount.json as the daemon writes it, of a mount with these flags."""
     state = {"mountpoint": paths.mountpoint, "tier": "file:///mnt/nfs", "pid": pid, "log_file": paths.log}
-    Path(paths.state).write_text(json.dumps({**state, "started": 1.0, "staged": staged}))
+    resume = ["mount", paths.mountpoint, *flags]
+    Path(paths.state).write_text(json.dumps({**state, "started": 1.0, "staged": staged, "resume": resume}))

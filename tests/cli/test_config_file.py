@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptfs import config_file, memory
+from ckptfs import config_file, memory, mountinfo
 from ckptfs.config import Config
 from ckptfs.config_file import load
 from ckptfs.config_keys import KEYS, OBJECT_STORE_KEYS
@@ -35,7 +35,7 @@ def refusal(flags: dict[str, object], file: str | None = None) -> str:
 
 def test_every_field_has_a_key() -> None:
     in_options = {"tier_options", *OBJECT_STORE_KEYS}
-    assert {"options" if key in in_options else key for key in KEYS} == {
+    assert {"options" if key in in_options else key for key in KEYS} | {"config_file"} == {
         item.name for item in dataclasses.fields(Config)
     }
 
@@ -269,7 +269,43 @@ def test_nothing_may_lie_in_the_mount(tmp_path: Path) -> None:
         ("log_file", mountpoint + "/log"),
     ):  # fmt: skip
         assert "inside the mount point" in refusal({"mountpoint": mountpoint, key: value})
-    assert "lies inside" in refusal({"mountpoint": mountpoint, "tier": f"file://{tmp_path}"})
+
+
+def test_nothing_may_lie_in_the_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "srv").mkdir()
+    (tmp_path / "link").symlink_to("srv")
+    base = {"mountpoint": str(tmp_path / "mnt")}
+    for tier in ("srv", "link"):
+        for key, value in (
+            ("cache_dir", "srv"), ("cache_dir", "srv/c"), ("cache_dir", "link/c"), ("spill_dir", "srv/s"),
+            ("log_file", "srv/log"), ("mountpoint", "srv/mnt"),
+        ):  # fmt: skip
+            message = refusal({**base, "tier": f"file://{tmp_path}/{tier}", key: str(tmp_path / value)})
+            assert message.startswith(
+                "MOUNTPOINT: " if key == "mountpoint" else f"--{key.replace('_', '-')}: "
+            )
+            assert f"lies inside the tier's directory {tmp_path}/srv; choose another place" in message
+    assert "data lies inside the tier's" in refusal(
+        {**base, "tier": f"file://{tmp_path}/data", "spill_size": 0}
+    )
+    monkeypatch.setenv("CKPTFS_RUN_DIR", str(tmp_path / "srv" / "run"))
+    assert refusal({**base, "tier": f"file://{tmp_path}/srv"}).startswith("CKPTFS_RUN_DIR: ")
+    monkeypatch.setenv("CKPTFS_RUN_DIR", str(tmp_path / "run"))
+    fine = load({**base, "tier": f"file://{tmp_path}/srv/t", "cache_dir": str(tmp_path / "srv")}).config
+    assert fine.cache_dir == f"{tmp_path}/srv"
+
+
+def test_nothing_may_lie_in_another_ckptfs_mount(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = mountinfo.Mount(1, 0, "0:50", str(tmp_path / "other"), mountinfo.FSTYPE, "ckptfs")
+    monkeypatch.setattr(mountinfo, "read", lambda: [there])
+    base = {"mountpoint": str(tmp_path / "mnt")}
+    message = refusal({**base, "tier": f"file://{tmp_path}/other/t"})
+    assert message == (
+        f"--tier: {tmp_path}/other/t lies inside the ckptfs mount {tmp_path}/other;"
+        " name its directory on that mount's tier"
+    )
+    for key in ("cache_dir", "spill_dir", "log_file"):
+        assert "lies inside the ckptfs mount" in refusal({**base, key: str(tmp_path / "other" / "x")})
 
 
 texts = st.text(max_size=30)

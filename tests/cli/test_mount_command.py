@@ -15,7 +15,7 @@ import pytest
 from cli_result import Result
 from fake_daemon import FakeDaemon, write_state
 
-from ckptfs import mountpoint
+from ckptfs import memory, mountinfo, mountpoint
 from ckptfs.cli import daemon_process, helper
 from ckptfs.errors import CkptfsError, Exit
 from ckptfs.paths import MountPaths
@@ -121,11 +121,31 @@ def test_the_log_is_set_aside_when_it_is_large(
     assert Path(f"{log}.1").read_text() == log.read_text()
 
 
-def test_a_second_mount_is_refused(ckptfs: Ckptfs, tmp_path: Path, daemon: FakeDaemon) -> None:
+def test_a_cache_larger_than_the_memory_is_warned_of(
+    ckptfs: Ckptfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "total", lambda: 1 << 30)
+    result = ckptfs("mount", "--cache-size", "4GiB", tmp_path / "mnt")
+    assert result.code == 0
+    assert "warning: the cache of 4.0 GiB is larger than the memory there is (1.0 GiB)" in result.out
+    (tmp_path / "disk").mkdir()
+    for flags in (["--cache-size", "1GiB"], ["--cache-size", "4GiB", "--cache-dir", tmp_path / "disk"]):
+        assert "warning" not in ckptfs("mount", *flags, tmp_path / "mnt").out
+
+
+def test_a_second_mount_is_refused(
+    ckptfs: Ckptfs, tmp_path: Path, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     result = ckptfs("mount", tmp_path / "mnt")
     assert result.code == Exit.BUSY
     assert f"pid {daemon.pid}" in result.sentence
     assert "draining" in result.sentence  # it lives, but the kernel has no mount there
+    there = mountinfo.Mount(1, 0, "0:50", str(tmp_path / "mnt"), mountinfo.FSTYPE, "ckptfs")
+    with monkeypatch.context() as patched:
+        patched.setattr(mountinfo, "read", lambda: [there])
+        result = ckptfs("mount", tmp_path / "mnt")
+    assert result.code == Exit.BUSY
+    assert result.sentence.endswith(f"see ckptfs status {tmp_path}/mnt; ckptfs umount {tmp_path}/mnt ends it")
     daemon.stop()
     assert ckptfs("mount", tmp_path / "mnt").code == 0
 
@@ -179,6 +199,8 @@ def test_mount8_form(ckptfs: Ckptfs, tmp_path: Path) -> None:
     values = json.loads(result.out.splitlines()[-1])
     assert (values["tier"], values["allow_other"]) == ("file:///srv/tier", True)
     assert (values["cache_size"], values["niceness"]) == (64 << 20, 3)
+    result = ckptfs("/srv/a b", tmp_path / "mnt", "-o", "rw")
+    assert json.loads(result.out.splitlines()[-1])["tier"] == "file:///srv/a%20b"
     result = ckptfs("none", tmp_path / "mnt", "-n", "-v", "-orw")
     assert json.loads(result.out.splitlines()[-1])["tier"] == f"file://{tmp_path}/data/tier"
     assert ckptfs("none", tmp_path / "mnt", "-sf").out == ""
@@ -195,6 +217,7 @@ def test_mount8_form(ckptfs: Ckptfs, tmp_path: Path) -> None:
         (["none", "MNT", "-o"], "needs a value"),
         (["none", "MNT", "--bad"], "--bad"),
         (["none"], "ckptfs SOURCE MOUNTPOINT"),
+        (["/ckpt"], "ckptfs SOURCE MOUNTPOINT"),
         (["s3:///prefix", "MNT"], "mount option tier: "),
         (["s3://bucket", "MNT", "-o", "endpoint-url=x"], "mount option endpoint-url: "),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import subprocess
 from collections.abc import Iterator
@@ -145,6 +146,20 @@ def test_the_machine_lacks_something(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     lacks("does not exist", device=str(tmp_path / "fuse"))
     lacks("cannot be opened", device=str(tmp_path))
+
+    def refuse(*arguments: object) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", refuse)
+        patched.setattr(os, "geteuid", lambda: 1000)
+        lacks(
+            "/dev/fuse cannot be opened: Permission denied; have root run chmod 666 /dev/fuse",
+            device="/dev/fuse",
+        )
+        lacks("join the group it belongs to, or mount as root", device="/dev/fuse")
+        patched.setattr(os, "geteuid", lambda: 0)
+        lacks("give the container --device /dev/fuse", device="/dev/fuse")
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(mountpoint, "_has_capability", lambda number: False)
     lacks("CAP_SYS_ADMIN")

@@ -393,7 +393,7 @@ def test_two_mounts_in_a_row_find_nothing_new(quick: Mount) -> None:
     os.symlink("a", m.point / "d" / "l")
     m.kill()
     first = m.start()
-    assert "recovered 1 closed files" in first.stdout
+    assert "recovered 1 closed file " in first.stdout
     m.wait()
     for _ in range(2):
         m.kill(workers=True)

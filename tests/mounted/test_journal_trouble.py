@@ -91,7 +91,7 @@ def test_killed_then_loses_nothing(slow: Mount) -> None:
     made = fill(mount)
     mount.kill(workers=True)
     done = mount.start()
-    assert f"recovered {made} closed files" in done.stdout
+    assert f"recovered {made:,} closed files" in done.stdout
     mount.wait(timeout=60)
     assert all((mount.tier / f"f{i}").read_bytes() == content(i) for i in range(made))
 

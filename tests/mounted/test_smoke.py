@@ -28,7 +28,7 @@ def test_a_killed_daemon_loses_nothing(mount: Mount) -> None:
     (mount.point / "a").write_bytes(b"a" * 3_000_000)
     mount.kill()
     done = mount.start()
-    assert "recovered 1 closed files" in done.stdout
+    assert "recovered 1 closed file " in done.stdout
     assert (mount.point / "a").read_bytes() == b"a" * 3_000_000
     mount.wait()
     assert (mount.tier / "a").read_bytes() == b"a" * 3_000_000

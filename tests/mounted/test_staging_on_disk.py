@@ -52,7 +52,7 @@ def test_kill_and_mount_again(disk_mount: Mount) -> None:
     mount.kill(workers=True)
     kill(process)
     done = mount.start()
-    assert "recovered 1 closed files" in done.stdout
+    assert "recovered 1 closed file " in done.stdout
     assert "1 interrupted" in done.stdout
     mount.wait(mount.point / "f")
     assert (mount.tier / "f").read_bytes() == b"f" * MIB
