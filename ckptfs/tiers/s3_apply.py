@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 from collections.abc import Sequence
 
@@ -60,6 +59,8 @@ class _Run:
         self._publisher = Publisher(site, places, self._conflicts, self._batch)
         self._mover = Mover(site, places, self._conflicts, copier, self._batch)
         self._remover = Remover(site, places, self._batch)
+        self._one_by_one = False
+        """A removal was refused in this batch."""
         self._unmarked: dict[bytes, int] = {}
         """Directories that the next op makes visible, by the index of their `Mkdir`."""
 
@@ -73,6 +74,8 @@ class _Run:
                 self._check(op)
                 if isinstance(op, Remove):
                     applied += self._remove(index)
+                elif isinstance(op, SetAttrs):
+                    applied += self._set_all(index)
                 else:
                     applied.append(self._apply(index, op))
             except TierError as exc:
@@ -111,8 +114,7 @@ class _Run:
             return self._mkdir(index, op)
         if isinstance(op, Move):
             return self._mover.move(op, rest)
-        assert isinstance(op, SetAttrs)
-        return self._set_attrs(op)
+        raise AssertionError(op)
 
     def _remove(self, index: int) -> list[Applied]:
         """All removals up to the next op that is none: they may be applied in any order (R3)."""
@@ -120,12 +122,42 @@ class _Run:
         while end < len(self._ops) and isinstance(self._ops[end], Remove):
             end += 1
         removals = [op for op in self._ops[index:end] if isinstance(op, Remove)]
-        with contextlib.suppress(TierError):
-            for op in removals:
-                self._check(op)
-            return self._remover.remove(removals, self._ops[end:])
-        # One by one, which finds out what is wrong with which.
+        if not self._one_by_one:
+            try:
+                for op in removals:
+                    self._check(op)
+                return self._remover.remove(removals, self._ops[end:])
+            except TierError as exc:
+                if exc.trouble is not Trouble.REFUSED:
+                    raise
+                self._one_by_one = True  # to find out which is refused
         return self._remover.remove(removals[:1], self._ops[index + 1 :])
+
+    def _set_all(self, index: int) -> list[Applied]:
+        """All changes of attributes up to the next op that is none, or about the same path: at once."""
+        run: list[SetAttrs] = []
+        paths: set[bytes] = set()
+        for op in self._ops[index:]:
+            if not isinstance(op, SetAttrs) or op.path in paths:
+                break
+            run.append(op)
+            paths.add(op.path)
+
+        def one(op: SetAttrs) -> Applied | TierError:
+            try:
+                self._check(op)
+                return self._set_attrs(op)
+            except TierError as exc:
+                return exc
+
+        answers: list[Applied] = []
+        for answer in self._site.each(one, run):
+            if isinstance(answer, TierError):
+                if not answers:
+                    raise answer
+                break  # it is asked for again, alone or as the first
+            answers.append(answer)
+        return answers
 
     def _mkdir(self, index: int, op: Mkdir) -> Applied:
         """Make or adopt a directory. Its record comes first: nobody sees it with other attributes."""

@@ -140,7 +140,7 @@ class Places:
             if not parent:
                 continue
             there = False
-            for item in self._site.listed(self._site.keys.dir(parent)):
+            for item in self._site.listed(self._site.keys.dir(parent), len(dying) + 2):
                 there = True
                 if item.key not in dying:
                     break

@@ -63,10 +63,14 @@ class Remover:
             if op.kind is Kind.DIR:
                 garbage[site.attrs.key(op.path)] = None
         recorded = {
-            parent: site.attrs.listed(parent) for parent in {path.rpartition(b"/")[0] for path, _ in dead}
+            parent: self._any_record(parent) for parent in {path.rpartition(b"/")[0] for path, _ in dead}
         }
         for path, there in dead:
-            parent, _, name = path.rpartition(b"/")
-            if name in recorded[parent]:
+            if recorded[path.rpartition(b"/")[0]]:
                 garbage[site.attrs.key(path)] = None
             self._batch.drop_manifest(there)
+
+    def _any_record(self, directory: bytes) -> bool:
+        """Whether anything directly in a directory has late attributes; usually nothing has."""
+        prefix = self._site.attrs.key(directory + b"/" if directory else b"")
+        return self._site.anything(prefix)

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import islice
 from typing import Any, TypeVar
 
 from ckptfs.tiers.base import TierError, Trouble
@@ -59,7 +58,7 @@ class Site:
 
     # -- looking ---------------------------------------------------------------------------------
 
-    def listed(self, prefix: str) -> Iterator[Listed]:
+    def listed(self, prefix: str, at_once: int = 1000) -> Iterator[Listed]:
         """Everything below a key prefix, in the order of keys; asked for in pages as it is consumed.
 
         Keys that are directories of the store itself, not objects (SeaweedFS shows some, without an
@@ -67,7 +66,7 @@ class Site:
         """
         token = ""
         while True:
-            page = self.page(prefix, token)
+            page = self.page(prefix, token, MaxKeys=max(2, min(at_once, 1000)))
             for item in page.get("Contents", ()):
                 found = _listed(item)
                 if found.token or not found.key.endswith("/"):
@@ -91,7 +90,7 @@ class Site:
 
     def anything(self, prefix: str) -> bool:
         """Whether there is any object below a key prefix."""
-        return any(islice((True for _ in self.listed(prefix)), 1))
+        return next(self.listed(prefix, 2), None) is not None
 
     def raw(self, key: str) -> Mapping[str, Any] | None:
         """The answer of HeadObject, or None when there is no such object."""

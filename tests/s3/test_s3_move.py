@@ -19,8 +19,9 @@ from ckptfs.tiers.base import Applied, Kind, Link, Mkdir, Move, SetAttrs
 from ckptfs.tiers.s3 import S3Tier
 from ckptfs.tiers.s3_copy import Copier
 from ckptfs.tiers.s3_move import TreeMove
-from tests.s3.s3_rig import LEAST_PART, Bucket, s3_rig
+from tests.s3.s3_rig import LEAST_PART, s3_rig
 from tests.s3.servers import Server
+from tests.s3.stranger import Bucket
 
 MIB = 1 << 20
 
@@ -45,7 +46,7 @@ def bucket_of(s: Session) -> Bucket:
 
 
 def keys(s: Session, below: bytes = b"") -> set[str]:
-    return set(bucket_of(s).keys(below))
+    return {item.key for item in bucket_of(s).listed(below)}
 
 
 def test_R8_everything_in_a_directory_moves_with_its_attributes(s: Session) -> None:
@@ -169,10 +170,13 @@ class Watcher(threading.Thread):
         others = {f"dst/{name}" for name in self._names[:-1]}
         while not self._done.is_set():
             if self._place.read(newest.encode()) is not None:
-                missing = others - set(self._place.keys(b"dst/"))
+                missing = others - self._there()
                 if missing:
                     self.wrong.append(f"newest before {sorted(missing)}")
-            self.partly += 0 < len(set(self._place.keys(b"dst/")) & others) < len(others)
+            self.partly += 0 < len(self._there() & others) < len(others)
+
+    def _there(self) -> set[str]:
+        return {item.key for item in self._place.listed("dst/")}
 
     def stop(self) -> None:
         self._done.set()
