@@ -41,13 +41,17 @@ class Campaign:
 
     def start(self) -> None:
         """Trainers and sampler."""
-        self.spawn("sampler", "tests.crash.sampler", str(self.mount.tier), str(self.control), *self.runs)
+        self.watch()
         for i, run in enumerate(self.runs):
             self.spawn(
                 run, "tests.crash.trainer", str(self.mount.point), run, str(self.control),
                 "--seed", str(self.seed * 100 + i), "--big", str(self.big),
             )  # fmt: skip
         wait_for(lambda: all((self.control / f"{run}.oplog").exists() for run in self.runs), "the trainers")
+
+    def watch(self) -> None:
+        """Start the sampler."""
+        self.spawn("sampler", "tests.crash.sampler", str(self.mount.tier), str(self.control), *self.runs)
 
     def spawn(self, name: str, module: str, *args: str) -> None:
         root = Path(__file__).parents[2]

@@ -34,6 +34,7 @@ class Mount:
         self.base = base / name
         self.point = self.base / "mnt"
         self.tier = tier or self.base / "tier"
+        self.url = f"file://{self.tier}"
         self.run_dir = self.base / "run"
         self.spill = self.base / "spill"
         for d in (self.point, self.tier, self.run_dir, self.base / "data", self.spill):
@@ -71,7 +72,7 @@ class Mount:
             path = self.base / "ckptfs.toml"
             path.write_text(config)
             self.options += ["--config", str(path)]
-        done = self.cli("mount", self.point, "--tier", f"file://{self.tier}", *self.options, check=check)
+        done = self.cli("mount", self.point, "--tier", self.url, *self.options, check=check)
         if done.returncode == 0:
             self.pid = int(self.status()["pid"])
         return done
