@@ -142,7 +142,7 @@ class MountSession:
                 for task in (
                     uploader.run, publisher.run, admission.run_spill, absorb.run_streams, space.run,
                     self._sample, self._watch, self._write_state,
-                    partial(admission.run_pressure, memory.available, _total_memory(), self.area.room),
+                    partial(admission.run_pressure, memory.available, _total_memory()),
                 ):  # fmt: skip
                     nursery.start_soon(supervised, hub, task, _name(task))
                 self.paths.create()
@@ -175,7 +175,8 @@ class MountSession:
     def _fit(self, admission: Admission) -> None:
         """A staging file system that is not ours alone may have less room than the budget wants."""
         room = self.area.room()
-        admission.fit_to(room)
+        admission.room = self.area.room
+        admission.fit()
         if room is not None and self.hub.budget < LEAST_BUDGET and not self._staged():
             raise CkptfsError(
                 f"the file system of {self.area.data} has only {format_size(room[0])} free, too little to"
@@ -269,9 +270,7 @@ class MountSession:
         return " (--allow-tier-down mounts anyway)"
 
     def _remember_tier(self, info: TierInfo) -> None:
-        self._tier_record.write_text(
-            json.dumps({"url": self.config.tier, "tier_id": info.tier_id})
-        )
+        self._tier_record.write_text(json.dumps({"url": self.config.tier, "tier_id": info.tier_id}))
 
     async def _sweep(self) -> bool:
         """Remove hidden files of ours that no journal row names. Only while nothing is being sent."""
