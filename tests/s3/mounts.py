@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from unittest import mock
 
 from ckptfs.tiers import open_tier
 from ckptfs.tiers.base import Found
@@ -41,8 +42,9 @@ class S3Mount(Mount):
 
     def as_other_mount(self, path: str = "") -> dict[str, Found]:
         """What another mount finds in a directory: also attributes that changed later."""
-        tier = open_tier(self.url, "another", {"endpoint_url": self.server.endpoint, "region": REGION})
-        return {os.fsdecode(found.name): found for found in tier.listdir(os.fsencode(path))}
+        with mock.patch.dict(os.environ, self.server.env):
+            tier = open_tier(self.url, "another", {"endpoint_url": self.server.endpoint, "region": REGION})
+            return {os.fsdecode(found.name): found for found in tier.listdir(os.fsencode(path))}
 
 
 class S3Campaign(Campaign):

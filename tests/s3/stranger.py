@@ -81,6 +81,10 @@ class Bucket:
             for item in page.get("Contents", ())
         ]
 
+    def keys(self, below: bytes | str = "") -> list[str]:
+        """Keys that start with this."""
+        return [item.key for item in self.listed(below)]
+
     def tree(self, below: str = "") -> set[str]:
         """Paths of files, links and directories, as anybody sees them who takes `/` for a separator."""
         found: set[str] = set()
