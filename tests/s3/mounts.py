@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -85,7 +86,7 @@ class S3Campaign(Campaign):
         for run in self.runs:
             names = tree(m.point, run)
             assert {name for name in place.tree(run) if name == run or name.startswith(run + "/")} == names
-            for top in sorted(name for name in names if (m.point / name).is_dir()):
+            for top in sorted(name for name in names if stat.S_ISDIR(os.lstat(m.point / name).st_mode)):
                 for name, found in m.as_other_mount(top).items():
                     self.compare_one(f"{top}/{name}", found)
         assert m.tier_names() == others.union(*(tree(m.point, run) for run in self.runs))
@@ -109,4 +110,6 @@ class S3Campaign(Campaign):
         assert not place.own("conflicts"), f"conflicts with nobody: {place.own('conflicts')} {where}"
         for proxy in self.proxies:
             if proxy.ranking is not None:
-                assert not proxy.ranking.trapped, f"AWS would discard {proxy.ranking.trapped} {where}"
+                # The probe of a store steps into the trap on purpose.
+                trapped = [key for key in proxy.ranking.trapped if "/.ckptfs/probe-" not in key]
+                assert not trapped, f"AWS would discard {trapped} {where}"
