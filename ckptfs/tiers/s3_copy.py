@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import xxhash
@@ -23,6 +24,8 @@ class Copier:
     """Bytes of one UploadPartCopy, more for objects above 4.4 TiB."""
     THROUGH = 64 << 20
     """Bytes of one part that goes through this machine."""
+    AT_ONCE = 8
+    """Parts copied at the same time."""
 
     def __init__(self, site: Site) -> None:
         self._site = site
@@ -55,15 +58,9 @@ class Copier:
         site, bucket, size = self._site, self._site.store.bucket, int(head["ContentLength"])
         part = self.PART if site.store.capabilities.part_copy else self.THROUGH
         part = max(part, -(-size // 9000))
-        record = site.keys.own("uploads", site.uuid, f"copy-{xxhash.xxh3_64_hexdigest(target.encode())}")
-        site.put(record, target.encode(), "recording the copy to")
+        ident = f"{site.uuid}/copy-{xxhash.xxh3_64_hexdigest(target.encode())}"
         what = f"copying {site.url(source)} to {site.url(target)}"
-        upload_id = site.store.run(
-            what,
-            lambda client: str(
-                client.create_multipart_upload(Bucket=bucket, Key=target, **_dress(head))["UploadId"]
-            ),
-        )
+        upload_id = site.uploads.create(ident, target, _dress(head))
 
         def one(number: int) -> dict[str, Any]:
             first = (number - 1) * part
@@ -86,7 +83,9 @@ class Copier:
             return {"PartNumber": number, "ETag": site.store.run(f"{what}, part {number}", ask)}
 
         try:
-            parts = site.each(one, range(1, -(-size // part) + 1))
+            # Threads of its own: the caller may be in one of the shared ones.
+            with ThreadPoolExecutor(self.AT_ONCE, "copy") as pool:
+                parts = list(pool.map(one, range(1, -(-size // part) + 1)))
             site.store.run(
                 what,
                 lambda client: client.complete_multipart_upload(
@@ -95,14 +94,9 @@ class Copier:
             )
         except BaseException:
             with contextlib.suppress(TierError):
-                site.store.run(
-                    what,
-                    lambda client: client.abort_multipart_upload(
-                        Bucket=bucket, Key=target, UploadId=upload_id
-                    ),
-                )
+                site.uploads.abort(target, upload_id)
             raise
-        site.delete([record])
+        site.delete([site.keys.own("uploads", ident)])
 
 
 def _dress(head: Mapping[str, Any]) -> dict[str, Any]:

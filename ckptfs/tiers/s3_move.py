@@ -249,7 +249,7 @@ class TreeMove:
         many, alone = order[: -self.ALONE], order[-self.ALONE :]
         for first in range(0, len(many), self.AT_ONCE):
             group = [item.key for item in many[first : first + self.AT_ONCE]]
-            # A copy in parts uses the threads itself.
+            # One in parts has threads itself.
             small = [key for key in group if int(heads[key]["ContentLength"]) <= self._copier.ONE_REQUEST]
             self._site.each(lambda key: self._copy(key, heads[key]), small)
             for key in group:

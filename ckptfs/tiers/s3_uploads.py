@@ -119,27 +119,28 @@ class Uploads:
                 " raise chunk_size",
                 errno.EFBIG,
             )
-        record = self._keys.own("uploads", ident)
-        self._record_new(record, key)
         more = {"ChecksumAlgorithm": "CRC32"} if self._declares else {}
-        upload_id = self._store.run(
-            f"beginning the upload of {url(self._store, key)}",
-            lambda client: str(
-                client.create_multipart_upload(
-                    Bucket=self._store.bucket,
-                    Key=key,
-                    Metadata=pack(Kind.FILE, draft.attrs, ident),
-                    ContentType=FILE_TYPE,
-                    **more,
-                )["UploadId"]
-            ),
-        )
-        self._write_record(record, key, upload_id)
+        dress = {"Metadata": pack(Kind.FILE, draft.attrs, ident), "ContentType": FILE_TYPE, **more}
+        upload_id = self.create(ident, key, dress)
         handle = bound_handle(draft.path, str(draft.chunk), str(draft.attrs.mtime_ns), upload_id)
         upload = Upload(handle, ident)
         if draft.size == 0:
             self._send_part(self.opened(upload), 1, Source("", 0, 0), self._sums(Source("", 0, 0)))
         return upload
+
+    def create(self, ident: str, key: str, dress: Mapping[str, Any]) -> str:
+        """A new multipart upload of a key, recorded under `ident` before it exists; one left by an earlier
+        try is aborted. `dress`: further arguments of CreateMultipartUpload. Returns the upload id."""
+        record = self._keys.own("uploads", ident)
+        self._record_new(record, key)
+        upload_id = self._store.run(
+            f"beginning the upload of {url(self._store, key)}",
+            lambda client: str(
+                client.create_multipart_upload(Bucket=self._store.bucket, Key=key, **dress)["UploadId"]
+            ),
+        )
+        self._write_record(record, key, upload_id)
+        return upload_id
 
     def send(self, upload: Upload, offset: int, source: Source) -> bytes:
         """Send a window whose place is `offset`, a multiple of the chunk: one part, or several whole ones.

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from rig import ATTRS, DIR_ATTRS, Rig, Session, blob
 
-from ckptfs.tiers.base import Applied, Kind, Link, Mkdir, Move, SetAttrs
+from ckptfs.tiers.base import Applied, Kind, Link, Mkdir, Move, Remove, SetAttrs
 from ckptfs.tiers.s3 import S3Tier
 from ckptfs.tiers.s3_copy import Copier
 from ckptfs.tiers.s3_move import TreeMove
@@ -113,6 +113,25 @@ def test_W4_a_directory_stays_when_the_last_object_moves_out_of_it(s: Session) -
     assert s.names(b"from") == set()
     assert s.look(b"from").attrs.mode == 0o711
     assert keys(s, b"from") == {"from/"}
+
+
+def test_names_that_have_to_be_quoted(s: Session) -> None:
+    names = ["a b", "a+b", "a%2Bb", "ä€😀", "q?x=1&y#z", "quote\"'<>", "a\tb", "~", "=", "sub dir+/x y"]
+    for name in names:
+        s.put(f"s r+c/{name}".encode(), name.encode())
+    s.apply(Move(b"s r+c", "dst %41é".encode(), Kind.DIR, "dir", None))
+    assert {name: s.rig.foreign_read(f"dst %41é/{name}".encode()) for name in names} == {
+        name: name.encode() for name in names
+    }
+    assert s.names("dst %41é".encode()) == {name.partition("/")[0].encode() for name in names}
+    s.rig.foreign_write(b"t o+/a%", b"theirs")
+    found = s.look("dst %41é/a b".encode())
+    assert s.apply(Move("dst %41é/a b".encode(), b"t o+/a%", Kind.FILE, found.ident, None))[0].conflict
+    assert s.rig.foreign_read(b"t o+/a%") == b"a b"
+    assert s.rig.conflicts() == [b"theirs"]
+    moved = s.look(b"t o+/a%")
+    s.apply(Remove(b"t o+/a%", Kind.FILE, moved.token), Remove(b"t o+", Kind.DIR, "dir"))
+    assert s.names() == {"dst %41é".encode()}
 
 
 @pytest.mark.parametrize("part_copy", [True, False])
