@@ -85,6 +85,9 @@ class Scratch:
                 self._uploads.pop((key, params["UploadId"]), None)
         if answer.get("VersionId"):
             self._made(self._objects, key, answer["VersionId"])
+        for item in answer.get("Deleted", ()):
+            if item.get("DeleteMarkerVersionId"):
+                self._made(self._objects, item["Key"], item["DeleteMarkerVersionId"])
         return answer
 
     def refusal(self, method: str, name: str, **params: Any) -> TierError | None:

@@ -103,10 +103,10 @@ class ObjectTrials(Trials):
 
     def _conditions(self, found: Found) -> None:
         s = self._s
-        kept = s.refusal("put_object", "a", Body=b"other", IfNoneMatch="*")
         made = s.refusal("put_object", "c", Body=BODY, IfNoneMatch="*")
-        found.if_none_match = isinstance(kept, Precondition) and made is None
         s.ask("put_object", "d", Body=BODY)
+        kept = s.refusal("put_object", "d", Body=BODY, IfNoneMatch="*")
+        found.if_none_match = isinstance(kept, Precondition) and made is None
         etag = s.ask("head_object", "d")["ETag"]
         kept = s.refusal("put_object", "d", Body=b"other", IfMatch='"0123456789abcdef0123456789abcdef"')
         replaced = s.refusal("put_object", "d", Body=BODY + b"2", IfMatch=etag)
@@ -147,7 +147,7 @@ class ObjectTrials(Trials):
     def _delete(self) -> None:
         s = self._s
         s.ask("delete_object", "b")
-        many = s.refusal("delete_objects", "", Delete={"Objects": [{"Key": s.home + "c"}], "Quiet": True})
+        many = s.refusal("delete_objects", "", Delete={"Objects": [{"Key": s.home + "c"}]})
         text = "DeleteObject, DeleteObjects" if many is None else "only one by one: DeleteObjects is refused"
         self._say("delete", many is None, text)
 
