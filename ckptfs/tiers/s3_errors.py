@@ -253,6 +253,11 @@ def tier_error(exc: Exception, what: str) -> TierError:
     return TierError(_DOWN, f"{what}: {type(exc).__name__}: {_line(exc)}")
 
 
+def reason_of(exc: Exception) -> str:
+    """The same without saying what was being done."""
+    return tier_error(exc, "").message.removeprefix(": ")
+
+
 def _answered(exc: ClientError, what: str) -> TierError:
     code, status = code_of(exc)
     known = _CODES.get(code)

@@ -16,7 +16,7 @@ from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ckptfs.tiers.s3_errors import never_sent, throttled, unreachable
+from ckptfs.tiers.s3_errors import never_sent, reason_of, throttled, unreachable
 
 _log = logging.getLogger(__name__)
 
@@ -185,7 +185,9 @@ class Turn:
             with self._lanes.lock():
                 if not lane.failures and len(self._lanes.all) > 1:
                     _log.warning(
-                        "endpoint %s does not answer and is left out for a while: %s", _shown(lane), exc
+                        "endpoint %s does not answer and is left out for a while: %s",
+                        _shown(lane),
+                        reason_of(exc),
                     )
                 lane.fail(now)
             self._refused.add(lane.url)

@@ -110,7 +110,7 @@ class Probe:
             name = f"endpoint {url}" if url else "endpoint"
             if isinstance(result, TierError):
                 reason = result.message.removeprefix(f"{what}: ")
-                self._say(name, State.NO, reason, f"endpoint {url} is left out for now: {reason}")
+                self._say(name, State.NO, reason, f"endpoint {url} did not answer: {reason}")
                 errors.append(result)
             else:
                 self._say(name, State.OK, f"answers in {result.took * 1000:.0f} ms")

@@ -268,9 +268,7 @@ class UploadTrials(Trials):
             "" if shown else "; ListMultipartUploads shows none"
         )
         self._say("multipart upload", shown, text)
-        text = (
-            "of any size are taken" if small else "of less than 5 MiB are refused: keep chunk_size above that"
-        )
+        text = "of any size are taken" if small else "of less than 5 MiB are refused: ckptfs sends none"
         self._say("small parts", None, text)
         text = "the last Complete wins" if last else "an upload ranks by its start, as on AWS"
         self._say("overlapping uploads", None, text)

@@ -27,7 +27,8 @@ def main() -> int:
         answer = {"ok": False, "error": "the tier cannot be reached", "code": 8}
     else:
         facts = {"cwd": os.getcwd(), "session": os.getsid(0) == os.getpid(), "mountpoint": sys.argv[-1]}
-        answer = {"ok": True, "lines": ["fake line", json.dumps(facts), json.dumps(config)]}
+        aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
+        answer = {"ok": True, "lines": ["fake line", json.dumps(facts), json.dumps(aws), json.dumps(config)]}
     if act == "stay":  # before the answer: the test sends its signal as soon as it has read that
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(9))
     os.write(ready, json.dumps(answer).encode() + b"\n")

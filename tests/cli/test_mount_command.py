@@ -48,7 +48,7 @@ def test_mount_hands_over_the_configuration_and_says_what_the_daemon_said(
     monkeypatch.chdir(tmp_path)
     result = ckptfs("mount", "--cache-size", "64MiB", "--fsync", "tier", "--allow-tier-down", "mnt")
     assert (result.code, result.err) == (0, "")
-    tier, line, facts, config = result.out.splitlines()
+    tier, line, facts, _, config = result.out.splitlines()
     assert tier.endswith(f"{tmp_path}/data/tier")
     assert line == "fake line"
     mount = str(tmp_path / "mnt")
@@ -58,6 +58,44 @@ def test_mount_hands_over_the_configuration_and_says_what_the_daemon_said(
     assert (values["allow_tier_down"], values["foreground"]) == (True, False)
     assert values["log_file"] == MountPaths(mount).log
     assert "fake daemon" in Path(values["log_file"]).read_text()
+
+
+def test_an_object_store_and_the_credentials_of_the_environment(
+    ckptfs: Ckptfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "the key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "conf/aws")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "~/x")
+    monkeypatch.chdir(tmp_path)
+    options = [
+        "--endpoint-url",
+        "http://h:1",
+        "--endpoint-url",
+        "http://h:2",
+        "--region",
+        "r",
+        "--profile",
+        "p",
+    ]
+    result = ckptfs("mount", "--tier", "s3://bucket/p/", *options, "--no-verify-tls", "mnt")
+    assert (result.code, result.err) == (0, "")
+    *_, aws, config = result.out.splitlines()
+    values = json.loads(config)
+    assert values["tier"] == "s3://bucket/p"
+    assert values["options"] == {
+        "endpoint_url": "http://h:1 http://h:2", "region": "r", "profile": "p", "verify": "false",
+    }  # fmt: skip
+    assert json.loads(aws) == {
+        "AWS_ACCESS_KEY_ID": "the key",
+        "AWS_SECRET_ACCESS_KEY": "hush",
+        "AWS_CONFIG_FILE": str(tmp_path / "conf/aws"),
+        "AWS_SHARED_CREDENTIALS_FILE": os.path.expanduser("~/x"),
+    }
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(b"hush" in path.read_bytes() for path in files)
 
 
 def test_the_daemons_refusal_is_ours(

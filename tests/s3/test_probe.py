@@ -292,7 +292,7 @@ def test_a_dead_endpoint_is_told(site: Site) -> None:
     site.endpoints = ("http://127.0.0.1:1", site.server.endpoint)
     info = site.probe()
     assert any(
-        "endpoint http://127.0.0.1:1 is left out" in note and "Connection refused" in note
+        "endpoint http://127.0.0.1:1 did not answer: " in note and "Connection refused" in note
         for note in info.notes
     )
     site.endpoints = ("http://127.0.0.1:1",)
