@@ -13,10 +13,10 @@ from urllib.parse import quote
 from . import memory, mountinfo
 from .config import Config
 from .config_keys import KEYS, OBJECT_STORE_KEYS, Given, Percent, nearest
-from .control.resume import default_tier
 from .errors import CkptfsError, Exit
 from .mountinfo import inside
 from .paths import MountPaths, data_dir, resolve, run_dir, working_dir
+from .resume import default_tier
 from .tiers.url import parse_tier_url
 from .units import format_size
 

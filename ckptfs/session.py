@@ -21,7 +21,6 @@ import trio
 
 from ckptfs import leftover, memory, mountpoint
 from ckptfs.config import Config
-from ckptfs.control.resume import mount_arguments, resume_command
 from ckptfs.control.server import ControlServer
 from ckptfs.core import Core, EntryKind
 from ckptfs.core.state import load
@@ -41,6 +40,7 @@ from ckptfs.flush.pool import PoolSettings, WorkerPool
 from ckptfs.fuse.session import FuseSession
 from ckptfs.journal.journal import Journal
 from ckptfs.paths import MountPaths
+from ckptfs.resume import mount_arguments, resume_command
 from ckptfs.staging import Area, Staging
 from ckptfs.tiers import traits_of
 from ckptfs.tiers.base import Attrs, TierError, TierInfo, Trouble

@@ -15,12 +15,12 @@ MAY_IMPORT = {
     "journal": {"core", "errors", "journal"},
     "staging": {"errors", "paths", "staging", "tiers"},
     "flush": {"errors", "flush", "tiers"},
-    "engine": {"config", "core", "engine", "errors", "flush", "journal", "staging", "tiers"},
+    "engine": {"config", "core", "engine", "errors", "flush", "journal", "staging", "tiers", "units"},
     "fuse": {"core", "engine", "errors", "fuse", "tiers"},
-    "control": {"control", "core", "engine", "errors", "mountinfo", "paths"},
+    "control": {"control", "core", "engine", "errors", "mountinfo", "paths", "resume"},
     "cli": {
-        "cli", "config", "config_file", "config_keys", "control", "errors", "mountinfo",
-        "mountpoint", "paths", "tiers", "units",
+        "cli", "config", "config_file", "config_keys", "control", "errors", "memory",
+        "mountinfo", "mountpoint", "paths", "tiers", "units",
     },
 }  # fmt: skip
 

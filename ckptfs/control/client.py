@@ -12,7 +12,7 @@ from typing import Any
 
 from ..errors import CkptfsError, Exit
 from ..paths import MountPaths, socket_address
-from .resume import resume_command
+from ..resume import resume_command
 
 ANSWER_TIMEOUT = 15.0
 """Seconds the daemon may be silent before it counts as not answering."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from .. import mountinfo
 from ..errors import CkptfsError, Exit
 from ..paths import MountPaths, mount_id, resolve, run_dir
+from ..resume import read_values, resume_command
 from . import client
-from .resume import read_values, resume_command
 
 
 @dataclass(frozen=True, slots=True)

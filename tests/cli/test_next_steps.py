@@ -16,9 +16,9 @@ from ckptfs.cli.mount import mount
 from ckptfs.config import Config
 from ckptfs.config_file import load
 from ckptfs.control import client
-from ckptfs.control.resume import mount_arguments
 from ckptfs.errors import Exit
 from ckptfs.paths import MountPaths
+from ckptfs.resume import mount_arguments
 
 Ckptfs = Callable[..., Result]
 FLAGS = ("--tier", "file:///mnt/a%20b", "--cache-dir", "/nvme/o'clock", "--spill-dir", "/s p")

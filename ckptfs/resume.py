@@ -12,8 +12,8 @@ import shlex
 from typing import Any
 from urllib.parse import quote
 
-from ..config import Config
-from ..paths import MountPaths
+from .config import Config
+from .paths import MountPaths
 
 
 def mount_arguments(config: Config, paths: MountPaths) -> list[str]:
