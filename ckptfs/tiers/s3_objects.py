@@ -13,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -41,6 +41,7 @@ LOGGED = 1024
 """Hidden keys that are remembered so as to be logged once."""
 SETTLED = timedelta(seconds=2)
 """Dates have whole seconds, so a younger object may be replaced without a visible change."""
+_NO_DATE = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,7 +349,7 @@ def _page_of(answer: Mapping[str, Any]) -> _Page:
         key = decoded(item["Key"], encoded)
         if key.endswith("/") and not token:
             continue  # a directory of SeaweedFS itself, not an object
-        entries.append(Entry(key, int(item["Size"]), token, item["LastModified"]))
+        entries.append(Entry(key, int(item["Size"]), token, item.get("LastModified", _NO_DATE)))
     prefixes = [decoded(item["Prefix"], encoded) for item in answer.get("CommonPrefixes", ())]
     more: dict[str, str] | None = None
     if answer.get("IsTruncated"):
@@ -368,9 +369,9 @@ def decoded(text: str, encoded: bool) -> str:
 
 def seen_of(answer: Mapping[str, Any], size: int, *, marker: bool = False) -> Seen:
     """What the answer of a HEAD or a GET says about an object of `size` bytes."""
-    date: datetime = answer["LastModified"]
+    date: datetime = answer.get("LastModified", _NO_DATE)
     meta = unpack(answer.get("Metadata", {}), size, date, directory=marker)
-    token = str(answer["ETag"]).strip('"')
+    token = str(answer.get("ETag", "")).strip('"')
     return Seen(meta.kind, size, token, meta.attrs, meta.ident, meta.xxh3, date, meta.mtime_known)
 
 
@@ -383,5 +384,5 @@ def _is_settled(answer: Mapping[str, Any]) -> bool:
     now = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", "")
     try:
         return bool(parsedate_to_datetime(now) - answer["LastModified"] >= SETTLED)
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         return False

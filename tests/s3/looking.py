@@ -25,13 +25,19 @@ class Place:
         self.client = client
         self.bucket = bucket
         self.base = prefix + "/" if prefix else ""
-        self.store = Store(bucket, prefix.encode(), {"endpoint_url": endpoint, "region": "us-east-1"})
-        self.keys = Keys(prefix.encode())
+        self.prefix, self.uuid = prefix, uuid
+        self.through(endpoint)
+
+    def through(self, endpoint: str) -> None:
+        """Make all parts anew, with nothing remembered."""
+        options = {"endpoint_url": endpoint, "region": "us-east-1"}
+        self.store = Store(self.bucket, self.prefix.encode(), options)
+        self.keys = Keys(self.prefix.encode())
         self.objects = Objects(self.store, self.keys)
         self.attrs = AttrRecords(self.store, self.keys, self.objects)
         self.manifests = Manifests(self.store, self.keys)
         self.reader = Reader(self.store, self.keys, self.objects, self.attrs, self.manifests)
-        self.uploads = Uploads(self.store, self.keys, uuid, self.objects)
+        self.uploads = Uploads(self.store, self.keys, self.uuid, self.objects)
 
     def put(self, key: str, body: bytes = b"", metadata: Mapping[str, str] | None = None, **more: Any) -> str:
         """Another writer's PutObject; returns the token."""

@@ -7,7 +7,7 @@ import itertools
 import os
 import random
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from ckptfs.tiers.base import Attrs, Digest, Kind, TierError, Trouble
 from ckptfs.tiers.file_records import Record
 from ckptfs.tiers.s3_meta import pack, seconds
 from tests.s3.looking import ATTRS, MIB, Place, date_of
+from tests.s3.proxy import Proxy
 from tests.s3.servers import Server
 
 _numbers = itertools.count()
@@ -466,6 +467,69 @@ def test_a_store_that_does_not_look_at_conditions(place: Place, monkeypatch: pyt
 
     Answers(place, monkeypatch, get_object=get)
     trouble(lambda: place.reader.read(b"f", token, 0, 4))
+
+
+# -- what goes wrong on the way ------------------------------------------------------------------
+
+
+@pytest.fixture
+def proxy(seaweed: Server, place: Place) -> Iterator[Proxy]:
+    """Between the place and its store."""
+    with Proxy(seaweed) as made:
+        place.through(made.endpoint)
+        yield made
+
+
+def test_a_connection_that_breaks_in_mid_body(place: Place, proxy: Proxy, tmp_path: Path) -> None:
+    data = blob(2 * MIB)
+    token = ours(place, data)
+    into = tmp_path / "local"
+    into.write_bytes(bytes(len(data)))
+    proxy.faults.add(operation="GetObject", key="f$", cut_answer=MIB + 5)
+    for call in (
+        lambda: place.reader.read(b"f", token, 0, len(data)),
+        lambda: place.reader.fetch(b"f", token, 0, len(data), str(into)),
+    ):
+        trouble(call, Trouble.DOWN)
+    proxy.faults.end()
+    assert place.reader.read(b"f", token, 0, len(data)) == data
+
+
+def test_a_byte_damaged_on_the_network_is_read_again(place: Place, proxy: Proxy, tmp_path: Path) -> None:
+    data = blob(2 * MIB)
+    token = ours(place, data)
+    into = tmp_path / "local"
+    into.write_bytes(bytes(len(data)))
+    fault = proxy.faults.add(operation="GetObject", key="f$", flip_answer=MIB + 5, times=1)
+    assert place.reader.fetch(b"f", token, 0, len(data), str(into)) == len(data)
+    assert into.read_bytes() == data
+    assert fault.hits == 1
+    proxy.faults.add(operation="GetObject", key="f$", flip_answer=5)
+    trouble(lambda: place.reader.read(b"f", token, 0, len(data)), Trouble.CORRUPT)
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "kind"),
+    [
+        (503, "SlowDown", Trouble.DOWN),
+        (500, "InternalError", Trouble.DOWN),
+        (403, "AccessDenied", Trouble.REFUSED),
+        (404, "NoSuchBucket", Trouble.REFUSED),
+    ],
+)
+@pytest.mark.parametrize("operation", ["ListObjectsV2", "HeadObject", "GetObject"])
+def test_a_store_in_trouble_is_never_an_empty_one(
+    place: Place, proxy: Proxy, operation: str, status: int, name: str, kind: Trouble
+) -> None:
+    token = place.put("d/f", b"data")
+    place.attrs.put(b"d/f", Kind.FILE, token, ATTRS)
+    if operation == "HeadObject" and kind is Trouble.REFUSED:
+        pytest.skip("says something about the one object")
+    proxy.faults.add(operation=operation, answer=(status, name))
+    if operation == "GetObject":
+        trouble(lambda: place.reader.read(b"d/f", token, 0, 4), kind)
+    trouble(lambda: place.reader.listdir(b"d"), kind)
+    trouble(lambda: place.reader.stat(b"d/f"), kind)
 
 
 def test_fetching_into_nothing(place: Place, tmp_path: Path) -> None:
