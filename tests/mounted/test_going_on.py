@@ -209,3 +209,24 @@ def test_a_tier_in_another_mount_is_refused(mount: Mount, new_mount: NewMount) -
     done = other.start(check=False)
     assert done.returncode == 2
     assert f"{mount.point}/t lies inside the ckptfs mount {mount.point}; name its directory" in done.stderr
+
+
+def test_what_is_staged_goes_to_a_tier_that_was_made_anew(new_mount: NewMount) -> None:
+    mount = new_mount()
+    mount.start(config=UNSENT)
+    for name in ("replaced", "renamed", "removed"):
+        (mount.point / name).write_bytes(b"old")
+    mount.wait()
+    (mount.point / "replaced").write_bytes(b"new")
+    (mount.point / "renamed").rename(mount.point / "under another name")
+    (mount.point / "removed").unlink()
+    (mount.point / "made").write_bytes(b"made")
+    mount.kill(workers=True)
+    shutil.rmtree(mount.tier)
+    mount.tier.mkdir()
+    assert mount.start(check=False).returncode == 8
+    next((mount.base / "data" / "mounts").glob("*/tier.json")).unlink()
+    mount.start()
+    mount.umount()
+    assert mount.tier_names() == {"replaced", "made"}  # what only the old tier had is gone
+    assert (mount.tier / "replaced").read_bytes() == b"new"
