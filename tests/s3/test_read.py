@@ -511,7 +511,6 @@ def test_a_byte_damaged_on_the_network_is_read_again(place: Place, proxy: Proxy,
 @pytest.mark.parametrize(
     ("status", "name", "kind"),
     [
-        (503, "SlowDown", Trouble.DOWN),
         (500, "InternalError", Trouble.DOWN),
         (403, "AccessDenied", Trouble.REFUSED),
         (404, "NoSuchBucket", Trouble.REFUSED),
