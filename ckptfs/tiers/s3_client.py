@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import boto3
 import urllib3
 from botocore.config import Config
+from botocore.exceptions import NoCredentialsError
 
 import ckptfs
 from ckptfs.tiers.base import TierError, Trouble
@@ -34,6 +35,8 @@ READ_TIMEOUT = 60.0
 """Seconds without a byte from the store."""
 LOOK = 1.0
 """Seconds between two looks at the credential files."""
+RENEW = 30.0
+"""Seconds until credentials that were nowhere are looked for again in all places."""
 DEFAULT_REGION = "us-east-1"
 
 
@@ -98,7 +101,7 @@ class Store:
                 try:
                     value = job(self._clients.of(lane))
                 except Exception as exc:
-                    renewed = stale_credentials(exc) and self._clients.rotated(force=True)
+                    renewed = stale_credentials(exc) and self._clients.renew(exc)
                     if (renewed and turn.once("credentials")) or turn.failed(exc):
                         continue
                     raise tier_error(exc, what) from exc
@@ -154,6 +157,7 @@ class _Clients:
         self._session: Any = None
         self._seen: tuple[Any, ...] = ()
         self._looked = 0.0
+        self._since = 0.0
 
     def of(self, lane: Lane) -> Any:
         """The client for an endpoint. Raises what botocore raises when there can be none."""
@@ -163,6 +167,21 @@ class _Clients:
             if client is None:
                 client = self._made[lane.url] = self._make(lane.url)
             return client
+
+    def renew(self, exc: Exception) -> bool:
+        """After an answer that other credentials may change: True when there may be others now."""
+        if self.rotated(force=True):
+            return True
+        with self._lock:
+            if not isinstance(exc, NoCredentialsError) or time.monotonic() - self._since < RENEW:
+                return False
+            # A role of the machine, or of the container, may be there by now.
+            self._forget()
+            return True
+
+    def _forget(self) -> None:
+        self._session = None
+        self._made.clear()
 
     def rotated(self, force: bool = False) -> bool:
         """Look at the credential files (at most once a second unless `force`); True when they are others."""
@@ -174,13 +193,14 @@ class _Clients:
             if seen == self._seen:
                 return False
             changed = self._session is not None
-            self._seen, self._session = seen, None
-            self._made.clear()
+            self._seen = seen
+            self._forget()
             return changed
 
     def _make(self, url: str) -> Any:
         options = self._options
         if self._session is None:
+            self._since = time.monotonic()
             self._session = boto3.session.Session(profile_name=options.get("profile") or None)
         session = self._session
         verify: bool | str | None = options.get("ca_bundle") or None

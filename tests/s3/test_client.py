@@ -575,6 +575,19 @@ def test_half_a_credentials_file_is_read_again(
     put(s, "k")
 
 
+def test_credentials_that_were_nowhere_are_looked_for_again(
+    seaweed: Server, bucket: str, files: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As those of a machine's role: no file changes when they come."""
+    s = store(bucket, seaweed.endpoint)
+    assert "no credentials" in caught(lambda: put(s, "k")).message
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", KEY)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    assert "no credentials" in caught(lambda: put(s, "k")).message
+    monkeypatch.setattr(s3_client, "RENEW", 0.0)
+    put(s, "k")
+
+
 def test_secrets_are_in_no_log(
     seaweed: Server, bucket: str, files: Callable[..., None], caplog: pytest.LogCaptureFixture
 ) -> None:
