@@ -22,9 +22,10 @@ from ckptfs.tiers.file_errors import show
 from ckptfs.tiers.s3_client import Missing, Precondition
 from ckptfs.tiers.s3_conflicts import Conflicts
 from ckptfs.tiers.s3_copy import Copier
-from ckptfs.tiers.s3_meta import IDENT
+from ckptfs.tiers.s3_meta import IDENT, nanoseconds
 from ckptfs.tiers.s3_objects import Seen
 from ckptfs.tiers.s3_places import Batch, Places
+from ckptfs.tiers.s3_records import is_ident
 from ckptfs.tiers.s3_replay import DIR, landed, made_later
 from ckptfs.tiers.s3_site import Listed, Site
 
@@ -176,7 +177,7 @@ class TreeMove:
             self._make_room()
             self._note("copying")
         heads = self._heads(items)
-        order = sorted((item for item in items if item.key in heads), key=lambda i: _age(i, heads[i.key]))
+        order = self._by_age([item for item in items if item.key in heads], heads)
         self._copy_all(order, heads)
         site.attrs.move(op.src, op.dst)
         if any(item.key != self._from for item in order):
@@ -241,6 +242,21 @@ class TreeMove:
         """The metadata of what is to be moved; what another writer removes is left out."""
         found = self._site.each(self._site.raw, [item.key for item in items])
         return {item.key: head for item, head in zip(items, found, strict=True) if head is not None}
+
+    def _by_age(self, items: Sequence[Listed], heads: Mapping[str, Mapping[str, Any]]) -> list[Listed]:
+        """The oldest first, by publication.
+
+        On AWS the date of an object that came in parts is that of its upload's beginning; its digests were
+        written when it was published.
+        """
+        site = self._site
+        composite = [item for item in items if "-" in item.token and is_ident(ident_in(heads[item.key]))]
+        digests = site.each(site.raw, [site.manifests.key(ident_in(heads[i.key])) for i in composite])
+        dates = {item.key: item.modified for item in items}
+        for item, head in zip(composite, digests, strict=True):
+            if head is not None:
+                dates[item.key] = max(item.modified, head["LastModified"])
+        return sorted(items, key=lambda item: _age(item, dates[item.key], heads[item.key]))
 
     # -- copying -----------------------------------------------------------------------------------
 
@@ -321,8 +337,9 @@ class TreeMove:
         site.delete(sorted(inner, key=len, reverse=True))
 
 
-def _age(item: Listed, head: Mapping[str, Any]) -> tuple[datetime, int, str]:
-    """What sorts by publication. Stores give dates to the second; within one the numbers of versions, which
-    grow in each mount, tell more."""
+def _age(item: Listed, date: datetime, head: Mapping[str, Any]) -> tuple[datetime, int, int, str]:
+    """What sorts by publication. Stores give dates to the second; within one it is the time in the metadata
+    of what is published by one request, then the numbers of versions, which grow in each mount."""
     match = _VERSION.match(ident_in(head))
-    return item.modified.replace(microsecond=0), int(match.group(1)) if match else 0, item.key
+    at = nanoseconds(str(head.get("Metadata", {}).get("ctime", ""))) if "-" not in item.token else 0
+    return date.replace(microsecond=0), at or 0, int(match.group(1)) if match else 0, item.key

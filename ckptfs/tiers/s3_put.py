@@ -6,6 +6,7 @@ import base64
 import errno
 import hashlib
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +17,7 @@ from ckptfs.tiers.file_records import Record
 from ckptfs.tiers.s3_body import Checks, load
 from ckptfs.tiers.s3_client import Missing, Precondition
 from ckptfs.tiers.s3_conflicts import Conflicts
-from ckptfs.tiers.s3_meta import FILE_TYPE, pack
+from ckptfs.tiers.s3_meta import FILE_TYPE, pack, seconds
 from ckptfs.tiers.s3_objects import Seen
 from ckptfs.tiers.s3_places import Batch, Places
 from ckptfs.tiers.s3_replay import ident_of, landed
@@ -61,13 +62,15 @@ class Publisher:
                 errno.ENODATA,
             )
         ident = ident_of(op, self._site.uuid)
-        return self._place(op, _Content(data, sums, pack(Kind.FILE, op.attrs, ident, sums.xxh3), ident), rest)
+        metadata = _dated(pack(Kind.FILE, op.attrs, ident, sums.xxh3))
+        return self._place(op, _Content(data, sums, metadata, ident), rest)
 
     def link(self, op: Link, rest: Sequence[Op]) -> Applied:
         """Publish a symbolic link: its body is the target."""
         ident = ident_of(op, self._site.uuid)
         sums = Checks(b"", "", _md5(op.target))
-        return self._place(op, _Content(op.target, sums, pack(Kind.LINK, op.attrs, ident), ident), rest)
+        metadata = _dated(pack(Kind.LINK, op.attrs, ident))
+        return self._place(op, _Content(op.target, sums, metadata, ident), rest)
 
     # -- one request -----------------------------------------------------------------------------
 
@@ -293,6 +296,11 @@ class Publisher:
 
 def _is_it(there: Seen | None, op: Put) -> bool:
     return there is not None and there.ident == op.upload.ident and there.size == op.size
+
+
+def _dated(metadata: dict[str, str]) -> dict[str, str]:
+    """With the time of publishing: stores have dates to the second, too coarse for the order of a rename."""
+    return metadata | {"ctime": seconds(time.time_ns())}
 
 
 def _md5(data: bytes) -> str:
