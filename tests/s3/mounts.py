@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import stat
 import time
@@ -13,10 +14,17 @@ from unittest import mock
 from ckptfs.tiers import open_tier
 from ckptfs.tiers.base import Found
 from tests.crash.campaign import Campaign, tree, wait_gone
+from tests.crash.content import make
 from tests.mounted.harness import Mount, wait_for
 from tests.s3.proxy import Proxy
 from tests.s3.servers import REGION, Server
 from tests.s3.stranger import Bucket
+
+MIB = 1 << 20
+SMALL_CHUNKS = 'settle_time = 0.1\nchunk_size = "5MiB"\n'
+"""Configuration with which a few MiB are several parts."""
+
+_numbers = itertools.count(1)
 
 
 class S3Mount(Mount):
@@ -113,3 +121,26 @@ class S3Campaign(Campaign):
                 # The probe of a store steps into the trap on purpose.
                 trapped = [key for key in proxy.ranking.trapped if "/.ckptfs/probe-" not in key]
                 assert not trapped, f"AWS would discard {trapped} {where}"
+
+
+def save(mount: S3Mount, top: str = "") -> dict[str, bytes]:
+    """A checkpoint in the usual order: shards, small files, then what vouches for them."""
+    number = next(_numbers)
+    top = top or f"step{number}"
+    (mount.point / top).mkdir(exist_ok=True)
+    sizes = {"shard-0": 7 * MIB + 7, "shard-1": 2 * MIB, "config": 700, "inline": 900_000, "marker": 20}
+    contents = {f"{top}/{name}": make(name, number, size) for name, size in sizes.items()}
+    for name, data in contents.items():
+        (mount.point / name).write_bytes(data)
+    return contents
+
+
+def arrives(mount: S3Mount, contents: dict[str, bytes], timeout: float = 60) -> None:
+    """All of it, and no rubbish."""
+    mount.wait(timeout=timeout)
+    place = mount.place
+    for name, data in contents.items():
+        assert place.read(name) == data, name
+    wait_for(lambda: not (place.uploads() or place.own("uploads")), "the uploads to be gone", 10)
+    assert place.conflicts() == []
+    assert mount.status()["stuck"] == []
