@@ -21,6 +21,7 @@ _SUMS = checks_of(BODY, md5=True)
 _WRONG = checks_of(b"something else\n", md5=True)
 _ODD = "odd name+%41&'(\u00e9)~"
 _METADATA = {"mode": "33188", "mtime": "1700000000.123456789", "ckptfs-version": "probe/1"}
+_BACKSLASH = "back\\slash"
 _UPLOADED = {"ckptfs-version": "probe/upload"}
 _TYPE = "application/octet-stream"
 _IN_COMPLETE = ("PartNumber", "ETag", "ChecksumCRC32")
@@ -122,15 +123,19 @@ class ObjectTrials(Trials):
         s.ask("put_object", _ODD, Body=BODY)
         s.ask("put_object", "dir/", Body=b"", Metadata=_METADATA, ContentType="application/x-directory")
         marker = s.ask("head_object", "dir/")
+        s.ask("put_object", _BACKSLASH, Body=BODY)
         page = s.ask("list_objects_v2", Prefix=s.home, Delimiter="/")
         names = {item["Key"].removeprefix(s.home) for item in page.get("Contents", ())}
         dirs = {item["Prefix"].removeprefix(s.home) for item in page.get("CommonPrefixes", ())}
         good = {"a", _ODD} <= names and "dir/" in dirs
-        kept = marker.get("Metadata", {}).get("mtime") == _METADATA["mtime"]
         text = "ListObjectsV2 shows at once what was written, odd names too"
         if not good:
             text = f"ListObjectsV2 shows {sorted(names | dirs)} in place of what was written"
         self._say("list", good, text)
+        kept = _BACKSLASH in names
+        text = "kept" if kept else "changed by the store: files with one in their name are not found again"
+        self._say("backslash in names", kept or None, text)
+        kept = marker.get("Metadata", {}).get("mtime") == _METADATA["mtime"]
         text = "markers keep metadata" if kept else "markers lose metadata: attributes are in records"
         self._say("empty directories", kept or None, text)
 

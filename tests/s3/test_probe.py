@@ -116,6 +116,7 @@ def test_seaweedfs(site: Site, prefix: bytes) -> None:
     findings, error = site.examined()
     assert error is None
     assert findings["overlapping uploads"] == ("note", "the last Complete wins")
+    assert findings["backslash in names"][0] == "note"  # it makes a slash of it
     assert findings["small parts"][1].startswith("of less than 5 MiB are refused")
     assert {name for name, (state, _) in findings.items() if state == "no"} == set()
     assert site.left() == ([f"{where}.ckptfs/tier-id"], [])
