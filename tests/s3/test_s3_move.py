@@ -10,7 +10,9 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rig import ATTRS, DIR_ATTRS, Rig, Session, blob
@@ -19,6 +21,7 @@ from ckptfs.tiers.base import Applied, Kind, Link, Mkdir, Move, Remove, SetAttrs
 from ckptfs.tiers.s3 import S3Tier
 from ckptfs.tiers.s3_copy import Copier
 from ckptfs.tiers.s3_move import TreeMove
+from ckptfs.tiers.s3_site import Listed, Site
 from tests.s3.s3_rig import LEAST_PART, s3_rig
 from tests.s3.servers import Server
 from tests.s3.stranger import Bucket
@@ -258,3 +261,27 @@ def test_R8_a_move_killed_at_any_moment_goes_on(seaweed: Server, rig: Rig, s: Se
     assert not [key for key in keys(s, b".ckptfs/") if "moves/" in key or "conflicts/" in key]
     assert s.names() == {b"dst"}
     assert s.apply(Move(b"src", b"dst", Kind.DIR, "dir", None)) == [Applied("dir", "dir")]
+
+
+def test_R8_a_large_object_is_as_old_as_its_digests(s: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AWS dates an object that came in parts to when its upload was begun."""
+    s.put(b"src/small", b"small")
+    time.sleep(1.1)
+    s.put(b"src/big", blob(LEAST_PART + 5))
+    order: list[str] = []
+    real, by_age = Site.listed, TreeMove._by_age
+
+    def listed(self: Site, prefix: str, at_once: int = 1000) -> Iterator[Listed]:
+        for item in real(self, prefix, at_once):
+            begun = item.modified - timedelta(hours=1)
+            yield replace(item, modified=begun) if "-" in item.token else item
+
+    def spied(self: TreeMove, *arguments: Any) -> list[Listed]:
+        found = by_age(self, *arguments)
+        order.extend(item.key.rpartition("/")[2] for item in found)
+        return found
+
+    monkeypatch.setattr(Site, "listed", listed)
+    monkeypatch.setattr(TreeMove, "_by_age", spied)
+    s.apply(Move(b"src", b"dst", Kind.DIR, "dir", None))
+    assert order == ["small", "big"]
