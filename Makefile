@@ -9,7 +9,7 @@ APT := $(SUDO) env DEBIAN_FRONTEND=noninteractive apt-get
 # What pyfuse3 is compiled against and what unmounts for users.
 PACKAGES := libfuse3-dev fuse3 pkg-config gcc
 
-.PHONY: setup system demo test lint test-long clean
+.PHONY: setup system demo demo-s3 test lint test-long clean
 
 setup: system $(STAMP)
 
@@ -28,6 +28,9 @@ $(STAMP): pyproject.toml | system
 
 demo: setup
 	$(BIN)/python tools/demo.py
+
+demo-s3: setup
+	$(BIN)/python tools/demo_s3.py
 
 lint: setup
 	$(BIN)/ruff check ckptfs tests tools

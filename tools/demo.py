@@ -106,10 +106,9 @@ def ckptfs(*arguments: str, check: bool = True) -> int:
     return code
 
 
-def train(directory: Path, fsync: bool, paths: MountPaths | None) -> Run:
+def train(*arguments: str, paths: MountPaths | None = None) -> Run:
     """Run the training script; with `paths` show the mount's progress meanwhile."""
-    command = [sys.executable, str(TRAIN), "--dir", str(directory), "--saves", str(SAVES)]
-    command += ["--fsync"] if fsync else []
+    command = [sys.executable, str(TRAIN), *arguments, "--saves", str(SAVES)]
     tell(f"$ python tools/train.py {' '.join(command[2:])}", "bold")
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -190,7 +189,7 @@ def verify(mounted: Path, tier: Path) -> None:
     )
 
 
-def table(mounted: Run, direct: Run, durable_after: float) -> Table:
+def table(mounted: Run, direct: Run, durable_after: float, otherwise: str) -> Table:
     """The one result: how long training stood still per checkpoint."""
     size = statistics.median(mounted.sizes)
     result = Table(
@@ -198,7 +197,7 @@ def table(mounted: Run, direct: Run, durable_after: float) -> Table:
     )
     for heading in ("", "blocked", "fastest", "slowest", "rate"):
         result.add_column(heading, justify="left" if not heading else "right")
-    for label, run in (("with ckptfs", mounted), ("fsync to the tier directly", direct)):
+    for label, run in (("with ckptfs", mounted), (otherwise, direct)):
         shown = [
             format_duration(seconds)
             for seconds in (run.median, min(run.blocked[WARM_UP:]), max(run.blocked[WARM_UP:]))
@@ -215,15 +214,15 @@ def demonstrate(base: Path) -> None:
     mount.mkdir()
     paths = MountPaths(str(mount))
     ckptfs("mount", "--config", os.devnull, str(mount))
-    mounted = train(mount / "run", fsync=False, paths=paths)
+    mounted = train("--dir", str(mount / "run"), paths=paths)
     start = time.monotonic()
     ckptfs("wait", str(mount))
     durable_after = time.monotonic() - start
     verify(mount, tier)
     os.sync()  # so that the direct run does not pay for what the first one left in the page cache
-    direct = train(base / "direct", fsync=True, paths=None)
+    direct = train("--dir", str(base / "direct"), "--fsync")
     ckptfs("umount", str(mount))
-    console.print(table(mounted, direct, durable_after))
+    console.print(table(mounted, direct, durable_after, "fsync to the tier directly"))
 
 
 def clean_up(base: Path) -> tuple[list[str], list[str]]:
@@ -289,7 +288,8 @@ def _terminate(number: int, frame: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
-def main() -> int:
+def main(demonstrate: Callable[[Path], None] = demonstrate) -> int:
+    """Run a demonstration in a directory of its own; returns the exit code."""
     signal.signal(signal.SIGTERM, _terminate)
     code = 0
     try:
