@@ -209,7 +209,7 @@ class _Run:
         there = site.objects.head(op.path)
         if there is None:
             return Applied()
-        if there.kind is not op.kind or there.token != op.expected:
+        if there.kind is not op.kind or not site.is_expected(op.path, there, op.expected):
             return Applied(conflict=True)
         site.attrs.put(op.path, op.kind, there.token, op.attrs)
         return Applied(there.token, there.ident)

@@ -10,8 +10,10 @@ from typing import Any
 import xxhash
 
 from ckptfs.tiers.base import TierError
-from ckptfs.tiers.s3_site import Site
+from ckptfs.tiers.s3_site import WAS, Site
 
+_REMEMBERED = 3
+"""ETags of earlier copies that stay in the metadata."""
 _HEADERS = ("CacheControl", "ContentDisposition", "ContentEncoding", "ContentLanguage", "ContentType")
 
 
@@ -30,8 +32,10 @@ class Copier:
     def __init__(self, site: Site) -> None:
         self._site = site
 
-    def copy(self, source: str, head: Mapping[str, Any], target: str) -> None:
+    def copy(self, source: str, head: Mapping[str, Any], target: str, was: str = "") -> None:
         """Copy the object that HeadObject described as `head` to the key `target`, replacing what is there.
+
+        `was`: an ETag to be added to the metadata, see `s3_site.WAS`.
 
         Raises `Precondition` or `Missing` when the source is another object by now.
         """
@@ -47,20 +51,20 @@ class Copier:
                     Key=target,
                     CopySource={"Bucket": site.store.bucket, "Key": source},
                     CopySourceIfMatch=head["ETag"],
-                    MetadataDirective="COPY",
+                    **({"MetadataDirective": "REPLACE", **_dress(head, was)} if was else {}),
                 ),
             )
         else:
-            self._in_parts(source, head, target)
+            self._in_parts(source, head, target, was)
 
-    def _in_parts(self, source: str, head: Mapping[str, Any], target: str) -> None:
+    def _in_parts(self, source: str, head: Mapping[str, Any], target: str, was: str) -> None:
         """One request copies 5 GiB at most. What a crash leaves is found by the sweep like any upload."""
         site, bucket, size = self._site, self._site.store.bucket, int(head["ContentLength"])
         part = self.PART if site.store.capabilities.part_copy else self.THROUGH
         part = max(part, -(-size // 9000))
         ident = f"{site.uuid}/copy-{xxhash.xxh3_64_hexdigest(target.encode())}"
         what = f"copying {site.url(source)} to {site.url(target)}"
-        upload_id = site.uploads.create(ident, target, _dress(head))
+        upload_id = site.uploads.create(ident, target, _dress(head, was))
 
         def one(number: int) -> dict[str, Any]:
             first = (number - 1) * part
@@ -99,9 +103,12 @@ class Copier:
         site.delete([site.keys.own("uploads", ident)])
 
 
-def _dress(head: Mapping[str, Any]) -> dict[str, Any]:
+def _dress(head: Mapping[str, Any], was: str = "") -> dict[str, Any]:
     """The arguments that give a new object the metadata of another."""
+    metadata = dict(head.get("Metadata", {}))
+    if was:
+        metadata[WAS] = " ".join([*str(metadata.get(WAS, "")).split()[-_REMEMBERED:], was])
     return {
-        "Metadata": dict(head.get("Metadata", {})),
+        "Metadata": metadata,
         **{name: head[name] for name in _HEADERS if head.get(name)},
     }

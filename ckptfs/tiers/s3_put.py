@@ -106,7 +106,7 @@ class Publisher:
                 if there is not None and there.ident == content.ident and there.size == len(content.data):
                     self._batch.entered(op.path)
                     return Applied(there.token, there.ident, conflict)
-                if there is not None and there.token != op.expected:
+                if there is not None and not site.is_expected(op.path, there, op.expected):
                     if landed(site.objects.head, site.uuid, op.path, content.ident, rest):
                         return Applied("", content.ident)
                     self._conflicts.keep(op.path)
@@ -222,7 +222,7 @@ class Publisher:
             )
         conflict = self._conflicts.clear(op.path)
         replaced = there
-        if there is not None and there.token != op.expected:
+        if there is not None and not site.is_expected(op.path, there, op.expected):
             self._conflicts.keep(op.path)
             conflict, replaced = True, None
         if op.digests:

@@ -40,7 +40,7 @@ class Remover:
             there = seen[op.path]
             if there is None:
                 answers.append(Applied())
-            elif there.kind is not op.kind or there.token != op.expected:
+            elif there.kind is not op.kind or not site.is_expected(op.path, there, op.expected):
                 answers.append(Applied(conflict=there.ident not in later))
             else:
                 dying[site.keys.key(op.path)] = op.path

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from ckptfs.tiers.base import TierError, Trouble
 from ckptfs.tiers.s3_client import Missing, Store
 from ckptfs.tiers.s3_keys import Keys
-from ckptfs.tiers.s3_objects import Objects
+from ckptfs.tiers.s3_objects import Objects, Seen
 from ckptfs.tiers.s3_read import Reader
 from ckptfs.tiers.s3_records import AttrRecords, Manifests
 from ckptfs.tiers.s3_uploads import Uploads
@@ -21,6 +21,8 @@ R = TypeVar("R")
 
 _log = logging.getLogger(__name__)
 
+WAS = "ckptfs-was"
+"""Metadata of a copy: ETags of the objects that it is a copy of, where they differ from its own."""
 _PER_DELETE = 1000
 """Keys of one DeleteObjects request (S3 API reference)."""
 
@@ -103,6 +105,16 @@ class Site:
             return self.store.run(f"looking at {self.url(key)}", ask)
         except Missing:
             return None
+
+    def is_expected(self, path: bytes, there: Seen, expected: str | None) -> bool:
+        """Whether the object at a path is the one with the token `expected`, maybe moved with its directory
+        since: a copy of what came in parts has another ETag, and names the old one in its metadata (W3)."""
+        if expected is None or there.token == expected:
+            return there.token == expected
+        head = self.raw(self.keys.key(path))
+        if head is None or str(head["ETag"]).strip('"') != there.token:
+            return False
+        return expected in str(head.get("Metadata", {}).get(WAS, "")).split()
 
     # -- changing --------------------------------------------------------------------------------
 

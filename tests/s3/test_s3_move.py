@@ -87,8 +87,8 @@ def test_R8_the_newest_object_comes_last_and_goes_first(s: Session, monkeypatch:
     copied: list[bytes] = []
     real = Copier.copy
 
-    def copy(self: Copier, source: str, head: object, target: str) -> None:
-        real(self, source, head, target)  # type: ignore[arg-type]
+    def copy(self: Copier, source: str, head: Any, target: str, was: str = "") -> None:
+        real(self, source, head, target, was)
         copied.append(b"src/" + source.rpartition("/")[2].encode())
 
     monkeypatch.setattr(Copier, "copy", copy)
@@ -285,3 +285,25 @@ def test_R8_a_large_object_is_as_old_as_its_digests(s: Session, monkeypatch: pyt
     monkeypatch.setattr(TreeMove, "_by_age", spied)
     s.apply(Move(b"src", b"dst", Kind.DIR, "dir", None))
     assert order == ["small", "big"]
+
+
+def test_W3_what_moved_with_its_directory_is_still_ours(s: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A copy of what came in parts has another ETag on AWS, and the caller is not told of each."""
+    monkeypatch.setattr(Copier, "ONE_REQUEST", 5 * MIB)
+    monkeypatch.setattr(Copier, "PART", 6 * MIB)
+    names = [b"removed", b"replaced", b"moved over", b"changed"]
+    tokens = {name: s.put(b"src/" + name, blob(2 * LEAST_PART + 5)).token for name in names}
+    other = s.put(b"other", b"other")
+    s.apply(Move(b"src", b"dst", Kind.DIR, "dir", None), Move(b"dst", b"last", Kind.DIR, "dir", None))
+    assert {s.look(b"last/" + name).token for name in names}.isdisjoint(tokens.values())
+    late = replace(ATTRS, mode=0o600)
+    answers = s.apply(
+        SetAttrs(b"last/changed", Kind.FILE, late, tokens[b"changed"]),
+        s.put_op(b"last/replaced", b"new", tokens[b"replaced"]),
+        Move(b"other", b"last/moved over", Kind.FILE, other.ident, tokens[b"moved over"]),
+        Remove(b"last/removed", Kind.FILE, tokens[b"removed"]),
+    )
+    assert not any(answer.conflict for answer in answers)
+    assert s.names(b"last") == {b"replaced", b"moved over", b"changed"}
+    assert s.look(b"last/changed").attrs == late
+    assert s.rig.conflicts() == []
