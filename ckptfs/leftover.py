@@ -52,8 +52,8 @@ def check(paths: MountPaths, cache_dir: str) -> None:
         how = f"with --cache-dir {before}" if before else "without --cache-dir"
         where = f"in {before}" if before else "in memory"
         raise CkptfsError(
-            f"files of {paths.mountpoint} are still staged {where} ({count} of them): mount it {how} first and"
-            " let it drain",
+            f"files of {paths.mountpoint} are still staged {where} ({count} of them): mount it {how} first"
+            " and let it drain",
             Exit.USAGE,
         )
 

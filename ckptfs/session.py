@@ -175,8 +175,9 @@ class MountSession:
     def _fit(self, admission: Admission) -> None:
         """A staging file system that is not ours alone may have less room than the budget wants."""
         room = self.area.room()
-        admission.room = self.area.room
+        admission.room, admission.keep_reserve = self.area.room, self.area.keep_reserve
         admission.fit()
+        self.hub.last_resort = self.area.give_reserve
         if room is not None and self.hub.budget < LEAST_BUDGET and not self._staged():
             raise CkptfsError(
                 f"the file system of {self.area.data} has only {format_size(room[0])} free, too little to"

@@ -38,9 +38,9 @@ class Changes:
     nodes: list[Row]
     entries: list[Row]
     sent: list[Row]
-    shifted: list[tuple[int, int, int, str]]
-    """(distance, first, last, JSON list of ids): all entries at positions first to last but these
-    moved that far, before anything else in this transaction."""
+    shifted: list[tuple[int, str]]
+    """(pos, JSON list of ids): these entries have moved to this position and those after it, before anything
+    else in this transaction."""
     moved: list[tuple[int, int]]
     """(pos, entry id) of entries that only moved."""
     gone_inodes: list[int]
@@ -82,7 +82,7 @@ class State:
         self._entries: dict[int, Entry] = {}
         self._sent: list[Row] = []
         self._moved: dict[int, Entry] = {}
-        self._shifted: list[tuple[int, int, int, str]] = []
+        self._shifted: list[tuple[int, str]] = []
         self._gone_inodes: set[int] = set()
         self._gone_nodes: set[int] = set()
         self._gone_entries: set[int] = set()
@@ -144,20 +144,17 @@ class State:
 
     def shift_to_end(self, entries: list[Entry]) -> None:
         """Move entries (in their order) behind the whole log. Cheap: there may be 10,000 of them."""
-        log = self.log
-        first, last = entries[0].pos, entries[-1].pos
-        distance = next(reversed(log.values())).pos + 1 - first
+        log, pos = self.log, self.last_id + 1
         if len(entries) >= MANY:
-            ids = {e.id for e in entries}
-            stay = [e.id for e in log.values() if first <= e.pos <= last and e.id not in ids]
-            self._shifted.append((distance, first, last, json.dumps(stay)))
+            self._shifted.append((pos, json.dumps([e.id for e in entries])))
         else:
-            for e in entries:
-                self._moved[e.id] = e
+            self._moved.update((e.id, e) for e in entries)
+        # Close together, wherever they come from: renames in turns would else spread the log without bound.
         for e in entries:
-            e.pos += distance
+            e.pos = pos
+            pos += 1
             log.move_to_end(e.id)
-        self.last_id = max(self.last_id, entries[-1].pos)
+        self.last_id = pos - 1
 
     def record_sent(self, entry: Entry, digest: Digest) -> None:
         """One more chunk of the entry is on the tier."""

@@ -16,7 +16,7 @@ from ckptfs.core.model import Unsealed
 from ckptfs.engine import clock
 from ckptfs.engine.admission import Admission
 from ckptfs.engine.fetch import Fetcher
-from ckptfs.engine.hub import Hub
+from ckptfs.engine.hub import BEHIND_S, Hub
 from ckptfs.staging import EXTENT, Blob
 from ckptfs.staging.store import is_full
 from ckptfs.tiers.base import Kind, TierError
@@ -119,13 +119,16 @@ class Absorb:
                 # The staging tmpfs' own fence: account anew, and wait like anybody else.
                 if not blob.dead:
                     staging.measure(blob)
+                self.admission.fit()
                 if interrupted is not None and interrupted():
                     raise OSError(errno.EINTR, os.strerror(errno.EINTR)) from e
+                self.hub.work.beat()
+                await self.hub.room.wait(0.1)
+                return 0  # to be admitted anew: there is less room than it seemed
             if n:
                 if inode.data == blob.id:  # else it was truncated meanwhile: as if written before
                     self._wrote(inode, offset, n)
                 return n
-            self.hub.work.beat()
             await self.hub.room.wait(0.1)
 
     async def make_writable(self, inode: Inode, offset: int, interrupted: Interrupted = None) -> Blob:
@@ -185,9 +188,11 @@ class Absorb:
                 return
             data = hub.new_data()
             blob = hub.staging.create(data)
+            blob.filled = 0
             hub.staging.expect(blob, room)
             try:
                 await self._copy(source_blob, blob, length)
+                blob.filled = None
                 break
             except TierError as e:
                 hub.staging.delete(data)
@@ -312,10 +317,9 @@ class Absorb:
             return
         finally:
             hub.staging.unpin(blob)
-        try:
-            hub.journal.set_digests(blob.id, [(d.offset, d.length, d.xxh3) for d in digests])
-        except OSError as e:
-            log.warning("no digests for %s: %s", os.fsdecode(inode.path()), e.strerror)
+        rows = [(d.offset, d.length, d.xxh3) for d in digests]
+        while not hub.journaled(lambda: hub.journal.set_digests(blob.id, rows)):  # noqa: ASYNC110 (a disk)
+            await trio.sleep(BEHIND_S)
 
     def interrupt(self, inode: Inode, reason: str) -> None:
         """Its writer was killed: keep, don't publish (R6)."""

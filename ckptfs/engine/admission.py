@@ -7,11 +7,12 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 
 import trio
 
 from ckptfs.core import EntryKind
-from ckptfs.engine.hub import Hub
+from ckptfs.engine.hub import BEHIND_S, Hub
 from ckptfs.staging import EXTENT
 from ckptfs.staging.area import MARGIN
 from ckptfs.tiers.base import TierError, Trouble
@@ -47,6 +48,10 @@ class Admission:
     def __init__(self, hub: Hub) -> None:
         self.hub = hub
         self.limit = hub.budget
+        self.room: Callable[[], tuple[int, int] | None] = lambda: None
+        """(free, total) bytes of a staging file system that others fill too; None: it is ours alone."""
+        self.keep_reserve: Callable[[], None] = lambda: None
+        """Holds back room there for the journal, if it does not already and there is plenty."""
         self._wanted: list[int] = []
         """Sizes that are being waited for."""
         self._spilling = 0
@@ -137,7 +142,12 @@ class Admission:
         if self._can_spill():
             self._spill_wanted.set()
             return True
-        return self._spilling > 0 or (sealed and not stuck) or self._under_pressure()
+        return (
+            self._spilling > 0
+            or (sealed and not stuck)
+            or self._under_pressure()
+            or bool(self.hub.behind)  # what the journal will let go of is room
+        )
 
     def _under_pressure(self) -> bool:
         """The limit is lowered for the machine's sake: admission slows, it does not fail (B6)."""
@@ -184,10 +194,11 @@ class Admission:
                 )
                 if hub.staging.may_punch(blob):
                     hub.spilled_ids.add(blob.id)
-                    hub.journal.add_spilled(blob.id, extent)
-                    ok = True
-            except (TierError, OSError) as e:
-                if isinstance(e, TierError) and e.trouble == Trouble.REDO:
+                    ok = hub.journaled(partial(hub.journal.add_spilled, blob.id, extent))
+                    if not ok:  # nothing is wrong with the spill
+                        await trio.sleep(BEHIND_S)
+            except TierError as e:
+                if e.trouble == Trouble.REDO:
                     continue  # published or given up meanwhile: there is nothing to spill any more
                 self._spill_failed_at = time.monotonic()
                 log.warning("spilling to %s failed: %s", hub.config.spill_dir, e)
@@ -198,26 +209,26 @@ class Admission:
 
     # -- the machine's memory (B6) -------------------------------------------------------------
 
-    def fit_to(self, room: tuple[int, int] | None) -> None:
-        """Set the budget by the (free, total) bytes of a staging file system that others fill too, and
-        where the journal needs room as well."""
+    def fit(self) -> None:
+        """Set the budget by the room of a staging file system that others fill too, and where the journal
+        needs some as well."""
+        room = self.room()
         if room is None:
             return
+        self.keep_reserve()
         free, size = room
         reserve = min(SHARED_RESERVE, size * 3 // 8)
         self.hub.budget = max(EXTENT, min(self.hub.config.cache_size, self.hub.staging.used + free - reserve))
         self.limit = min(self.limit, self.hub.budget)
 
-    async def run_pressure(
-        self, available: Callable[[], int], total: int, room: Callable[[], tuple[int, int] | None]
-    ) -> None:
+    async def run_pressure(self, available: Callable[[], int], total: int) -> None:
         """Keep `memory_floor` of the machine free: clean cache goes first, then admission slows.
 
-        `available` gives the bytes the machine can still hand out, `room` those of the staging's file system.
+        `available` gives the bytes the machine can still hand out.
         """
         floor = int(self.hub.config.memory_floor * total)
         while True:
-            self.fit_to(room())
+            self.fit()
             free = available()
             staging = self.hub.staging
             if free < floor:

@@ -78,6 +78,7 @@ class Fetcher:
         data = hub.new_data()
         blob = hub.staging.create(data)
         blob.users += 1
+        blob.filled = 0
         try:
             unit = await self._unit(inode, blob)
             await hub.staging.truncate(blob, size)
@@ -90,6 +91,8 @@ class Fetcher:
                 finally:
                     hub.staging.measure(blob)
                     hub.staging.unpin(blob)
+                blob.filled = offset + length
+            blob.filled = None
             if inode.data == before:
                 hub.core.state.set_data(inode, data)
                 hub.commit()

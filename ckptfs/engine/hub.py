@@ -168,6 +168,8 @@ class Hub:
         self.durable_staging = bool(config.cache_dir)
         self.behind = ""
         """Why the journal does not have everything that the core has, empty when it has (`commit`)."""
+        self.last_resort: Callable[[], bool] = lambda: False
+        """Gives the journal room that was kept for it; False when there is none."""
         self._said = -1e9
         self.misses = 0
         """How often a commit failed."""
@@ -181,31 +183,44 @@ class Hub:
         When the journal can't be written, nothing is lost or undone: `behind` says so, the changes wait
         for the next commit, and whoever must not go on before they are journaled awaits `committed`.
         """
-        state = self.core.state
-        try:
-            if self._given_up:
-                self._drop_rows(self._given_up)
-                self._given_up.clear()
-            if state.changed:
-                changes = state.take_changes()
-                try:
-                    self.journal.commit(changes)
-                except OSError:
-                    state.put_back(changes)
-                    raise
-            if state.freed:
-                self._drop_rows(d for d in state.freed if d in self.spilled_ids or self.durable_staging)
-                for data in state.take_freed():
-                    self.staging.delete(data)
-        except OSError as e:
-            self.misses += 1
-            if not self.behind:
-                log.error("the journal can't be written (%s): changes wait until it can", e.strerror)
-            self.behind = str(e.strerror)
-            return
-        if self.behind:
+        if self.journaled(self._commit) and self.behind:
             self.behind = ""
             log.warning("the journal can be written again")
+
+    def _commit(self) -> None:
+        state = self.core.state
+        if self._given_up:
+            self._drop_rows(self._given_up)
+            self._given_up.clear()
+        if state.changed:
+            changes = state.take_changes()
+            try:
+                self.journal.commit(changes)
+            except BaseException:
+                state.put_back(changes)
+                raise
+        if state.freed:
+            self._drop_rows(d for d in state.freed if d in self.spilled_ids or self.durable_staging)
+            for data in state.take_freed():
+                self.staging.delete(data)
+
+    def _fell_behind(self, error: OSError) -> None:
+        self.misses += 1
+        if not self.behind:
+            log.error("the journal can't be written (%s): changes wait until it can", error.strerror)
+        self.behind = str(error.strerror)
+
+    def journaled(self, write: Callable[[], None]) -> bool:
+        """Write rows; False when the journal can't be written now."""
+        while True:
+            try:
+                write()
+            except OSError as e:
+                if self.last_resort():
+                    continue
+                self._fell_behind(e)
+                return False
+            return True
 
     def takes_names(self) -> bool:
         """Whether the journal has room for more names. The last of its room is kept for what must not

@@ -45,7 +45,7 @@ def _insert(table: str, columns: int) -> str:
 
 
 _INSERTS = {name: _insert(name, _columns(spec)) for name, spec in TABLES.items()}
-_SHIFT = "UPDATE entries SET pos=pos+? WHERE pos>=? AND pos<=? AND id NOT IN (SELECT value FROM json_each(?))"
+_SHIFT = "UPDATE entries SET pos = ? + j.key FROM json_each(?) AS j WHERE entries.id = j.value"
 
 
 OPENING_ROOM = 1 << 20

@@ -15,6 +15,9 @@ from ckptfs.paths import MountPaths
 MARGIN = 64 << 20
 """The staging tmpfs is this much larger than the budget: a second fence, and the writers' reserve."""
 
+RESERVE = 8 << 20
+"""Bytes held back for the journal where it shares its file system with others."""
+
 JOURNAL_SIZE = 1 << 30
 """Bound of the journal's own tmpfs (about a million files in flight)."""
 
@@ -51,6 +54,7 @@ class Area:
         self.data = self._staging / "data"
         self.cache = self._staging / "cache"
         self.journal = self._journal / "journal.sqlite"
+        self._reserve = self._journal / "reserve"
         self.lock_fd = -1
 
     def room(self) -> tuple[int, int] | None:
@@ -59,6 +63,29 @@ class Area:
             return None
         st = os.statvfs(self._staging)
         return st.f_bavail * st.f_frsize, st.f_blocks * st.f_frsize
+
+    def keep_reserve(self) -> None:
+        """Where others fill the file system too: hold some room back, so that the journal can still say that
+        something was spilled or published when there is no other left."""
+        room = self.room()
+        if room is None or self._reserve.exists() or room[0] < 3 * RESERVE:
+            return
+        try:
+            fd = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(fd, 0, RESERVE)
+            finally:
+                os.close(fd)
+        except OSError:
+            self.give_reserve()
+
+    def give_reserve(self) -> bool:
+        """Let the journal have it. False when there is none."""
+        try:
+            self._reserve.unlink()
+        except OSError:
+            return False
+        return True
 
     def lock(self) -> None:
         """Take the mount's lock, waiting for processes of a killed daemon to go."""
@@ -92,6 +119,7 @@ class Area:
                 self.spill.mkdir(parents=True, exist_ok=True, mode=0o700)
             shutil.rmtree(self.cache)
             self.cache.mkdir(mode=0o700)
+            self.give_reserve()  # opening the journal may need it
         except OSError as e:
             raise CkptfsError(
                 f"the staging directory {e.filename or self._staging} can't be used ({e.strerror}): make it"

@@ -21,8 +21,8 @@ class Blob:
     """
 
     __slots__ = (
-        "busy", "clean", "dead", "fd", "fetching", "id", "path", "pins", "present", "ram", "settling", "size",
-        "spill_fd", "spill_made", "spill_path", "spilled", "unit", "users",
+        "busy", "clean", "dead", "fd", "fetching", "filled", "id", "path", "pins", "present", "ram",
+        "settling", "size", "spill_fd", "spill_made", "spill_path", "spilled", "unit", "users",
     )  # fmt: skip
 
     def __init__(self, id: int, path: str, spill_path: str) -> None:
@@ -43,6 +43,9 @@ class Blob:
         self.busy: dict[int, trio.Event] = {}
         self.fetching: dict[int, trio.Event] = {}
         self.pins = 0
+        self.filled: int | None = None
+        """Bytes from the start that are there, while a worker fills the file; None: all. What is beyond is
+        still to come, and must not be spilled as the hole that it is."""
         self.settling = False
         """Clean as soon as no worker reads it: that moves the file."""
         self.unit = 0

@@ -378,6 +378,8 @@ class Staging:
             for extent in range(last + 1):
                 if extent in blob.spilled or extent in blob.busy:
                     continue
+                if blob.filled is not None and (extent + 1) * EXTENT > blob.filled:
+                    break
                 (tails if extent == last else found).append((blob, extent))
                 if len(found) >= limit:
                     return found

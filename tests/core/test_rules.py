@@ -871,3 +871,30 @@ def test_w2_a_listing_without_a_directory_we_have_made_again_since_does_not_take
     assert d is not None
     assert set(d.children) == {b"f"}
     finish(w)
+
+
+def test_renames_in_turns_do_not_use_up_the_numbers(w: World) -> None:
+    """R4a moves what is unpublished to the end of the log, each time in close order."""
+    for d in (b"d", b"e"):
+        w.mkdir(d)
+    for n in range(120):
+        for d in (b"d", b"e"):
+            save(w, d + b"%d/f%d" % (n - 1, n) if n else d + b"/f0")
+            w.rename(d + b"%d" % (n - 1) if n else d, d + b"%d" % n)
+    assert w.core.state.last_id < 100_000
+    w.crash()
+    finish(w)
+
+
+def test_a_large_directory_is_renamed_again_and_again_in_the_journal_too(w: World) -> None:
+    w.mkdir(b"d")
+    for n in range(300):
+        save(w, b"d/f%d" % n)
+    before = [e.path() for e in w.core.state.log.values()]
+    w.rename(b"d", b"e")
+    save(w, b"e/last")
+    w.rename(b"e", b"d")
+    w.crash()
+    after = [e.path() for e in w.core.state.log.values() if e.kind.name == "PUT"]
+    assert after == [p for p in before if p != b"d"] + [b"d/last"]
+    finish(w)

@@ -319,7 +319,7 @@ def test_when_the_machine_runs_short_clean_cache_goes_first_and_then_the_budget(
 
     async def look() -> None:
         with trio.move_on_after(0.05):
-            await admission.run_pressure(lambda: free, 1000 * MIB, lambda: None)
+            await admission.run_pressure(lambda: free, 1000 * MIB)
 
     trio.run(look)
     assert (evicted, admission.limit) == ([], 64 * MIB)

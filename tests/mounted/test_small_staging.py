@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 import subprocess
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -61,6 +63,49 @@ def test_others_fill_it(small: Path, new_mount: Callable[..., Mount]) -> None:
     wait_for(lambda: mount.status()["cache"]["limit_bytes"] > 30 * MIB, "the budget's return")
 
 
+def test_a_disk_that_fills_up_makes_the_writer_spill(small: Path, new_mount: Callable[..., Mount]) -> None:
+    """Faster than the budget follows: all at once, between two looks at the room."""
+    mount = new_mount()
+    mount.start("--cache-dir", str(small), "--cache-size", "60MiB", "--spill-size", "200MiB")
+    with open(mount.point / "f", "wb", buffering=0) as f:
+        done = f.write(b"1" * (20 * MIB))
+        ballast = small / "ballast"
+        st = os.statvfs(small)
+        ballast.write_bytes(bytes(st.f_bavail * st.f_frsize - 4 * MIB))  # the journal needs some
+        while done < 60 * MIB:
+            done += f.write(b"1" * MIB)
+    ballast.unlink()
+    mount.wait(timeout=30)
+    assert (mount.tier / "f").read_bytes() == b"1" * done
+
+
+def test_digests_of_closed_files_are_not_lost_to_a_full_disk(
+    small: Path, new_mount: Callable[..., Mount]
+) -> None:
+    mount = new_mount()
+    mount.start("--cache-dir", str(small), "--cache-size", "60MiB", config="settle_time = 3600\n")
+    files = [open(mount.point / f"f{i}", "wb", buffering=0) for i in range(8)]  # noqa: SIM115
+    for f in files:
+        f.write(b"d" * 3000)
+    with contextlib.suppress(OSError), open(small / "ballast", "wb", buffering=0) as b:
+        while True:
+            b.write(bytes(4096))
+    closer = threading.Thread(target=lambda: [f.close() for f in files])
+    closer.start()
+    wait_for(lambda: mount.status()["journal_error"] or not closer.is_alive(), "a full disk to be noticed")
+    (small / "ballast").unlink()
+    closer.join(30)
+    assert not closer.is_alive()
+    mount.kill(workers=True)
+    with contextlib.closing(sqlite3.connect(next(small.rglob("journal.sqlite")))) as db:
+        db.execute("UPDATE meta SET value='another boot' WHERE key='boot_id'")
+        db.commit()
+    mount.start()
+    assert mount.status()["interrupted"] == []
+    mount.wait(timeout=30)
+    assert len(mount.tier_names()) == 8
+
+
 def test_no_room_at_all_is_refused_in_time(small: Path, new_mount: Callable[..., Mount]) -> None:
     mount = new_mount()
     (small / "ballast").write_bytes(bytes(50 * MIB))
@@ -69,18 +114,41 @@ def test_no_room_at_all_is_refused_in_time(small: Path, new_mount: Callable[...,
     assert "free, too little to stage in: make room there" in done.stderr
 
 
-def test_full_after_a_crash_is_said_and_nothing_is_lost(small: Path, new_mount: Callable[..., Mount]) -> None:
+def fill_up(where: Path) -> Path:
+    """Leave no room at all."""
+    ballast = where / "ballast"
+    with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as f:
+        while True:
+            f.write(bytes(65_536))
+    return ballast
+
+
+def test_full_after_a_crash_there_is_room_for_the_journal(
+    small: Path, new_mount: Callable[..., Mount]
+) -> None:
     mount = new_mount()
     mount.start("--cache-dir", str(small), config="settle_time = 3600\n")
     block = save(mount.point / "f", 4)
     mount.kill(workers=True)
-    with contextlib.suppress(OSError), open(small / "ballast", "wb", buffering=0) as f:
-        while True:
-            f.write(bytes(65_536))
+    fill_up(small)
+    mount.start()
+    mount.wait(timeout=30)
+    assert (mount.tier / "f").read_bytes() == block * 4
+
+
+def test_full_after_a_crash_and_nothing_held_back_is_said(
+    small: Path, new_mount: Callable[..., Mount]
+) -> None:
+    mount = new_mount()
+    mount.start("--cache-dir", str(small), config="settle_time = 3600\n")
+    block = save(mount.point / "f", 4)
+    mount.kill(workers=True)
+    next(small.rglob("reserve")).unlink()
+    ballast = fill_up(small)
     done = mount.start(check=False)
     assert done.returncode == 1
     assert "is full: make room there and mount again; nothing is lost" in done.stderr
-    (small / "ballast").unlink()
+    ballast.unlink()
     mount.start()
     mount.wait(timeout=30)
     assert (mount.tier / "f").read_bytes() == block * 4
