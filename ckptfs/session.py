@@ -132,7 +132,7 @@ class MountSession:
             space = SpaceInfo(hub)
             self.fuse = FuseSession(hub, absorb, view, space, report.state_of, self.paths.mountpoint)
             control = self.control = ControlServer(
-                hub, publisher, view, report, self._unmount, self.fuse.forget_name
+                hub, publisher, view, report, self._unmount, self._unmounted, self.fuse.forget_name
             )
             try:
                 await pool.start()
@@ -394,7 +394,7 @@ class MountSession:
         os.replace(part, path)
 
     async def _unmount(self) -> None:
-        """For `ckptfs umount`: refuse when in use, else wait until the mount is gone."""
+        """For `ckptfs umount`: refuse when in use."""
         if self._unmounted.is_set():
             return
         mountpoint = self.paths.mountpoint
@@ -406,7 +406,6 @@ class MountSession:
                 " move the processes that use it",
                 Exit.BUSY,
             )
-        await self._unmounted.wait()
 
     async def _signals(self, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:

@@ -34,11 +34,15 @@ BACKLOG = 4096
 
 PROGRESS_S = 0.5
 
+UNMOUNT_S = 10.0
+"""How long an unmount without drain may take."""
+
 
 class ControlServer:
     """Answers commands, also while the mount is blocked, the tier is down, or the mount is gone.
 
-    `unmount` takes the mount away from the kernel (CkptfsError BUSY when it is in use);
+    `unmount` takes the mount away from the kernel (CkptfsError BUSY when it is in use), `unmounted` tells
+    when it is gone, which it is not while another mount namespace has a copy of it;
     `forget_name` makes the kernel look a name up again.
     """
 
@@ -49,6 +53,7 @@ class ControlServer:
         view: View,
         report: Report,
         unmount: Callable[[], Awaitable[None]],
+        unmounted: trio.Event,
         forget_name: Callable[[Inode, bytes, Inode], Awaitable[None]],
     ) -> None:
         self.hub = hub
@@ -56,6 +61,7 @@ class ControlServer:
         self.view = view
         self.report = report
         self.unmount = unmount
+        self.unmounted = unmounted
         self.forget_name = forget_name
         self.give_up_at: float | None = None
         """When the drain ends even if something is left (trio time); None: never."""
@@ -201,12 +207,26 @@ class ControlServer:
             hub.waiting_for_durable -= 1
 
     async def _umount(self, request: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
-        seconds = _seconds(request)  # judged before anything is done
-        if not _drain(request):
-            seconds = 0.0
+        seconds, drain = _seconds(request), _drain(request)  # judged before anything is done
+        started = trio.current_time()
         await self.unmount()
+        until = None if seconds is None else started + seconds
+        if not drain:
+            until, seconds = started + UNMOUNT_S, 0.0
+        while not self.unmounted.is_set():
+            if until is not None and trio.current_time() >= until:
+                raise CkptfsError(
+                    f"{self.report.mountpoint} is unmounted here, but something still holds it: a copy in"
+                    " another mount namespace, or a call that has not returned; the daemon drains when it is"
+                    " let go",
+                    Exit.TIMEOUT,
+                )
+            with trio.move_on_after(PROGRESS_S):
+                await self.unmounted.wait()
+                break
+            yield {"pending": self.report.pending(), "eta_s": self.report.eta_s()}
         if seconds is not None:
-            self.give_up_at = trio.current_time() + seconds
+            self.give_up_at = max(trio.current_time(), started + seconds)
         self.hub.changed.beat()
         async for event in self._follow([self.hub.core.state.root], lambda: self.give_up_at):
             yield event

@@ -356,3 +356,23 @@ def test_a_umount_request_that_makes_no_sense_unmounts_nothing(mount: Mount) -> 
         assert answer["code"] == 2
     assert os.path.ismount(mount.point)
     assert mount.status()["errors"] == 0
+
+
+def test_a_copy_in_another_mount_namespace_does_not_hold_up_umount_beyond_its_time(
+    new_mount: Callable[..., Mount],
+) -> None:
+    mount = new_mount()
+    mount.start()
+    mount.point.joinpath("f").write_bytes(b"x")
+    holder = subprocess.Popen(["unshare", "-m", "sleep", "60"])
+    try:
+        here = os.readlink("/proc/self/ns/mnt")
+        wait_for(lambda: os.readlink(f"/proc/{holder.pid}/ns/mnt") != here, "another mount namespace")
+        done = mount.cli("umount", mount.point, "--timeout", "2", check=False)
+        assert done.returncode == 3
+        assert "something still holds it: a copy in another mount namespace" in done.stderr
+    finally:
+        holder.kill()
+        holder.wait()
+    wait_for(lambda: not alive(mount.pid), "the daemon's end")
+    assert (mount.tier / "f").read_bytes() == b"x"
