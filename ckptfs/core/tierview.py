@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckptfs.core.model import Inode, Node
 from ckptfs.core.order import Order
 from ckptfs.core.state import State
-from ckptfs.tiers.base import RESERVED, Found, Kind
+from ckptfs.tiers.base import RESERVED, UNASKED, Familiar, Found, Kind
 
 
 class TierView:
@@ -40,6 +42,34 @@ class TierView:
         node = inode.node
         return node.path() if node is not None and node.present else None
 
+    def familiar(self, dir: Inode) -> Familiar:
+        """What a listing need not say about the names in a directory: see `Tier.listdir`."""
+        known: dict[bytes, tuple[str, Kind] | None] = {}
+        node = dir.node
+        for name, child in node.children.items() if node is not None else ():
+            if child.dead_pos or child.pending:
+                known[name] = None
+            elif child.inode is not None and child.token:
+                known[name] = child.token, child.kind
+        known.update((name, None) for name in dir.children if (dir.ino, name) in self.state.targets)
+        return known
+
+    def _complete(self, node: Node, found: Found) -> Found | None:
+        """An answer that was not asked in full, with what is known; None when that is another object by
+        now: then it says nothing."""
+        known = node.children.get(found.name)
+        if known is None or known.inode is None or known.token != found.token:
+            return None
+        inode = known.inode
+        return replace(
+            found,
+            kind=known.kind,
+            size=inode.size,
+            attrs=inode.attrs(),
+            target=inode.target,
+            ident=known.ident,
+        )
+
     def merge_listing(self, dir: Inode, asked: int, listing: list[Found]) -> list[Inode]:
         """A complete listing of a directory. Returns inodes that lost their name (kept if open)."""
         lost: list[Inode] = []
@@ -49,7 +79,9 @@ class TierView:
             for found in listing:
                 if not found.name.startswith(RESERVED):
                     seen.add(found.name)
-                    lost += self._merge(dir, node, found.name, found, asked)
+                    whole = self._complete(node, found) if found.attrs == UNASKED else found
+                    if whole is not None:
+                        lost += self._merge(dir, node, found.name, whole, asked)
             for name in [n for n in node.children if n not in seen]:
                 lost += self._merge(dir, node, name, None, asked)
             self._listed[node.id] = asked

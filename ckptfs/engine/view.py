@@ -195,7 +195,9 @@ class View:
             assert path is not None
             started = time.monotonic()
             try:
-                listing = await self.hub.pool.call("listdir", path)
+                heads = self.hub.core.planner.traits.heads
+                familiar = tier.familiar(dir) if heads else None
+                listing = await self.hub.pool.call("listdir", path, familiar)
             except TierError as e:
                 gone = e.trouble == Trouble.CHANGED and e.errno in (errno.ENOENT, errno.ENOTDIR)
                 if gone and tier.same_place(dir, asked):

@@ -12,7 +12,7 @@ from ckptfs.tiers.base import Traits
 if TYPE_CHECKING:
     from ckptfs.tiers.base import Tier
 
-OBJECTS = Traits(inline_bytes=1 << 20, bound=True, least_chunk=5 << 20)
+OBJECTS = Traits(inline_bytes=1 << 20, bound=True, least_chunk=5 << 20, heads=True)
 """Object stores: PutObject is data and publish in one, an upload belongs to its key, and parts of a
 multipart upload have at least 5 MiB."""
 

@@ -9,7 +9,7 @@ no leading slash; ``b""`` is the root. Everything here can be pickled.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -66,6 +66,13 @@ class Attrs:
     gid: int
     atime_ns: int
     mtime_ns: int
+
+
+UNASKED = Attrs(-1, -1, -1, -1, -1)
+"""Of an object in a listing that is as the caller knows it, or that it does not care for: not looked at."""
+
+Familiar = Mapping[bytes, tuple[str, Kind] | None]
+"""What the caller of a listing knows: token and kind by name; None: whatever is there does not matter now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,14 +150,15 @@ class Traits:
     object stores a small object is sent and published by one request). `bound`: an upload belongs to the
     path it was begun for (R5): it is begun only when every earlier entry about that path is applied, and
     begun anew when the path changes. Its handle is made by `bound_handle`. `least_chunk`: bytes that
-    all chunks but the last must have. `forbids`: the errno for a path that cannot be a name on the tier, 0
-    for one that can; None where every path can.
+    all chunks but the last must have. `heads`: a listing costs a request for each object. `forbids`: the
+    errno for a path that cannot be a name on the tier, 0 for one that can; None where every path can.
     """
 
     inline_bytes: int = -1
     bound: bool = False
     least_chunk: int = 0
     forbids: Callable[[bytes], int] | None = None
+    heads: bool = False
 
 
 def bound_handle(path: bytes, *rest: str) -> str:
@@ -319,9 +327,10 @@ class Tier(Protocol):
         """Apply `ops` one after the other, each checked and durable; stop at the first failure."""
         ...
 
-    def listdir(self, path: bytes) -> list[Found]:
+    def listdir(self, path: bytes, familiar: Familiar | None = None) -> list[Found]:
         """Everything directly in a directory, ckptfs's own names left out. ENOENT/ENOTDIR when
-        it is none (`TierError(CHANGED, errno=...)`)."""
+        it is none (`TierError(CHANGED, errno=...)`). Where looking at each object costs a request, those
+        that are as `familiar` says come with the attributes `UNASKED`."""
         ...
 
     def stat(self, path: bytes) -> Found | None:

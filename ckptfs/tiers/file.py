@@ -15,6 +15,7 @@ from ckptfs.tiers import file_apply, file_probe, file_read
 from ckptfs.tiers.base import (
     Digest,
     Draft,
+    Familiar,
     Found,
     Op,
     Outcome,
@@ -107,7 +108,7 @@ class FileTier:
         again = self._run("applying a batch", lambda root_fd: file_apply.apply(root_fd, self._uploads, rest))
         return Outcome(outcome.applied + again.applied, again.failed)
 
-    def listdir(self, path: bytes) -> list[Found]:
+    def listdir(self, path: bytes, familiar: Familiar | None = None) -> list[Found]:
         """The directory's entries, in no order."""
         return self._run(f"listing {show(path)}", lambda root_fd: file_read.listdir(root_fd, path))
 

@@ -13,6 +13,7 @@ from typing import Any
 from ckptfs.tiers.base import (
     Digest,
     Draft,
+    Familiar,
     Found,
     Op,
     Outcome,
@@ -125,10 +126,10 @@ class S3Tier:
         self._ready()
         return self._applier.apply(ops)
 
-    def listdir(self, path: bytes) -> list[Found]:
-        """The directory's entries, in no order."""
+    def listdir(self, path: bytes, familiar: Familiar | None = None) -> list[Found]:
+        """The directory's entries, in no order. What is familiar costs no request of its own."""
         self._ready()
-        return self._reader.listdir(path)
+        return self._reader.listdir(path, familiar)
 
     def stat(self, path: bytes) -> Found | None:
         """The object, or directory."""

@@ -14,7 +14,18 @@ from typing import Any
 import xxhash
 from botocore.exceptions import ClientError
 
-from ckptfs.tiers.base import RESERVED, Attrs, Digest, Found, Kind, Source, TierError, Trouble
+from ckptfs.tiers.base import (
+    RESERVED,
+    UNASKED,
+    Attrs,
+    Digest,
+    Familiar,
+    Found,
+    Kind,
+    Source,
+    TierError,
+    Trouble,
+)
 from ckptfs.tiers.file_errors import show
 from ckptfs.tiers.s3_client import Missing, Precondition, Store
 from ckptfs.tiers.s3_errors import code_of
@@ -50,7 +61,7 @@ class Reader:
 
     # -- looking ---------------------------------------------------------------------------------
 
-    def listdir(self, path: bytes) -> list[Found]:
+    def listdir(self, path: bytes, familiar: Familiar | None = None) -> list[Found]:
         """Everything in a directory but ckptfs's own names and what the mount cannot show.
 
         ENOENT or ENOTDIR (`TierError(CHANGED)`) when it is no directory. Of an object and a directory of one
@@ -77,9 +88,14 @@ class Reader:
         if path and listing.marker is None and not dirs and not listing.objects:
             raise self._no_dir(path, self._why_no_dir(path))
 
-        seen = self._objects.described(listing.objects.values())
-        found = []
-        for (name, entry), there in zip(listing.objects.items(), seen, strict=True):
+        found = [
+            Found(name, kind, entry.size, UNASKED, entry.token)
+            for name, entry in listing.objects.items()
+            if name not in records and (kind := _as_known(familiar or {}, name, entry.token)) is not None
+        ]
+        asked = {n: e for n, e in listing.objects.items() if n not in {f.name for f in found}}
+        seen = self._objects.described(asked.values())
+        for (name, entry), there in zip(asked.items(), seen, strict=True):
             if there is None:
                 continue  # removed meanwhile
             if there.kind is None:
@@ -305,6 +321,16 @@ def _place_of(answer: Mapping[str, Any]) -> tuple[int, int]:
     """Where the bytes of an answer begin, and the size of the whole object."""
     match = _RANGE.match(str(answer.get("ContentRange", "")))
     return (int(match.group(1)), int(match.group(2))) if match else (0, int(answer["ContentLength"]))
+
+
+def _as_known(familiar: Familiar, name: bytes, token: str) -> Kind | None:
+    """The kind of an object that needs no look, None of one that does."""
+    if name not in familiar:
+        return None
+    known = familiar[name]
+    if known is None:
+        return Kind.FILE
+    return known[1] if known[0] == token and known[1] is not Kind.DIR else None
 
 
 def _found(name: bytes, there: Seen, record: AttrRecord | None) -> Found:

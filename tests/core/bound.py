@@ -3,12 +3,15 @@ travel with their publishing."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckptfs.core import Core, EntryKind
 from ckptfs.core.content import MIB
 from ckptfs.core.plan import Begin, Job
 from ckptfs.core.state import load
 from ckptfs.tiers.base import (
     INLINE,
+    UNASKED,
     Applied,
     Failed,
     Kind,
@@ -25,7 +28,7 @@ from ckptfs.tiers.base import (
 )
 
 from .model_tier import Cells, Hidden, ModelTier, Obj
-from .world import ROOT_ATTRS, World
+from .world import ROOT_ATTRS, Question, World
 
 TRAITS = Traits(inline_bytes=MIB, bound=True)
 
@@ -128,6 +131,21 @@ class BoundWorld(World):
             self.commit()
         else:
             super().do_job(job, fate)
+
+    def _look(self, q: Question) -> None:
+        """Listings leave out what they need not say."""
+        super()._look(q)
+        if q.name is not None or not isinstance(q.answer, list):
+            return
+        familiar = self.core.tier.familiar(q.dir)
+        q.answer = [
+            replace(f, attrs=UNASKED, target=b"", ident="")
+            if f.kind != Kind.DIR
+            and f.name in familiar
+            and (familiar[f.name] is None or familiar[f.name] == (f.token, f.kind))
+            else f
+            for f in q.answer
+        ]
 
     def publish_take(self, limit: int = 64) -> bool:
         taken = super().publish_take(limit)
