@@ -14,13 +14,13 @@ from typing import Any
 from ckptfs.tiers.base import INLINE, Applied, Kind, Link, Op, Put, TierError, Trouble, bound_path
 from ckptfs.tiers.file_errors import show
 from ckptfs.tiers.file_records import Record
-from ckptfs.tiers.s3_ahead import Ahead
 from ckptfs.tiers.s3_body import Checks, load
 from ckptfs.tiers.s3_client import Missing, Precondition
 from ckptfs.tiers.s3_conflicts import Conflicts
 from ckptfs.tiers.s3_meta import FILE_TYPE, pack, seconds
 from ckptfs.tiers.s3_objects import Seen
 from ckptfs.tiers.s3_places import Batch, Places
+from ckptfs.tiers.s3_quick import put_object
 from ckptfs.tiers.s3_replay import ident_of, landed
 from ckptfs.tiers.s3_site import Site
 from ckptfs.tiers.s3_uploads import Part
@@ -48,22 +48,15 @@ class Publisher:
         self._places = places
         self._conflicts = conflicts
         self._batch = batch
-        self._ahead = Ahead(site.objects.pool)
-        self._loaded: tuple[Put, _Content] | None = None
-        """The next version, read while the one before was sent."""
 
     def put(self, op: Put, rest: Sequence[Op]) -> Applied:
         """Publish one version; what another writer has there is kept (W3)."""
         if op.upload != INLINE:
             return self._complete(op, rest)
-        self._ahead.wait()
         return self._place(op, self._content(op), rest)
 
     def _content(self, op: Put) -> _Content:
         """What the request for a small version sends."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is not None and loaded[0] is op:
-            return loaded[1]
         if op.source is None or not op.version:
             raise TierError(Trouble.REDO, f"the bytes of {show(op.path)} did not come with it", errno.ENODATA)
         data, sums = load(op.source, md5=self._wants_md5)
@@ -117,7 +110,7 @@ class Publisher:
                     conflict |= self._conflicts.clear(op.path, remains=True)
                 known = there.token if there is not None else None
             try:
-                token = self._send(op, content, known, rest)
+                token = self._send(op, content, known)
             except (Precondition, Missing):
                 look = refused = True
             except TierError as exc:
@@ -139,15 +132,13 @@ class Publisher:
         capabilities = self._site.store.capabilities
         return capabilities.if_none_match if expected is None else capabilities.if_match
 
-    def _send(self, op: Put | Link, content: _Content, known: str | None, rest: Sequence[Op]) -> str:
+    def _send(self, op: Put | Link, content: _Content, known: str | None) -> str:
         """The request. What the store does not verify itself is verified by the ETag it answers."""
         site = self._site
         arguments = self._arguments(op, content, known)
         what = "publishing" if isinstance(op, Put) else "linking"
         what = f"{what} {site.url(arguments['Key'])}"
-        answer = site.store.run(
-            what, lambda client: self._ahead.put(client, arguments, lambda: self._following(rest))
-        )
+        answer = site.store.run(what, lambda client: put_object(client, arguments))
         token = str(answer["ETag"]).strip('"')
         if content.sums.md5 and _MD5.match(token) and not _encrypted(answer):
             sent = base64.b64decode(content.sums.md5).hex()
@@ -174,15 +165,6 @@ class Publisher:
         elif capabilities.md5 and content.sums.md5:
             arguments["ContentMD5"] = content.sums.md5
         return arguments
-
-    def _following(self, rest: Sequence[Op]) -> dict[str, Any] | None:
-        """The arguments for the next op, if all goes well and it is a small version."""
-        op = rest[0] if rest else None
-        if not isinstance(op, Put) or op.upload != INLINE or not self._guarded(op.expected):
-            return None
-        content = self._content(op)
-        self._loaded = (op, content)
-        return self._arguments(op, content, op.expected)
 
     def _clear(self, path: bytes, problem: TierError) -> bool:
         """After a refusal, which may be due to a directory at the path, or an object in the place of one
