@@ -7,8 +7,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
+from botocore.loaders import JSONFileLoader
 
 # The contract that every tier passes is beside this directory, in one that is no package.
 sys.path.append(str(Path(__file__).parents[1] / "tiers"))
@@ -28,6 +31,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "tests/s3/test_mounted" in str(item.path) and not usable:
             item.add_marker(pytest.mark.skip(reason="needs /dev/fuse and root"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_clients() -> Iterator[None]:
+    """botocore parses 2 MB of JSON for every new client, and hundreds of tests make some: once is enough."""
+    known: dict[str, Any] = {}
+    load = JSONFileLoader.load_file
+
+    def remembered(loader: JSONFileLoader, path: str) -> Any:
+        if path not in known:
+            known[path] = load(loader, path)
+        return known[path]
+
+    with mock.patch.object(JSONFileLoader, "load_file", remembered):
+        yield
 
 
 @pytest.fixture(scope="session")
