@@ -368,6 +368,8 @@ def bench_cpu(place: Place, args: argparse.Namespace, table: Table) -> None:
         with sink(tls) as endpoint, Workers(endpoint, **options) as workers:
             (spent,) = in_turn(args.runs, lambda w=workers: w.upload(path, publish=False))  # type: ignore[misc]
         cpu = statistics.median(one.cpu for one in spent) / gib
+        # Other load on the machine is charged to whoever sends: the least says most.
+        least = min(one.cpu for one in spent) / gib
         what = "https" if tls is not None else "http"
         speed = rate(args.size_mib, median_of(spent))
         row = f"client CPU to a sink, {what}, with CRC32 and xxh3"
@@ -382,9 +384,9 @@ def bench_cpu(place: Place, args: argparse.Namespace, table: Table) -> None:
                 )
             theirs = statistics.median(one.cpu for one in plain) / gib
             other = f"plain boto3 {theirs:.2f} s/GiB, {rate(args.size_mib, median_of(plain))}"
-            table.add_row(row, f"{cpu:.2f} s/GiB, {speed}", other, f"{cpu / theirs:.2f}")
+            table.add_row(row, f"{cpu:.2f} (least {least:.2f}) s/GiB, {speed}", other, f"{cpu / theirs:.2f}")
         else:
-            table.add_row(row, f"{cpu:.2f} s/GiB, {speed}", "", "")
+            table.add_row(row, f"{cpu:.2f} (least {least:.2f}) s/GiB, {speed}", "", "")
 
 
 def bench_small(place: Place, server: Server, args: argparse.Namespace, table: Table) -> None:
@@ -457,7 +459,7 @@ def bench_stall(place: Place, server: Server, args: argparse.Namespace, table: T
         f"torch.save of {args.size_mib} MiB, the trainer waits",
         f"{median_of(ours):.2f} s",
         f"torch.save and upload with boto3 {median_of(theirs):.2f} s",
-        f"{ratio_of(ours, theirs)} x",
+        f"{ratio_of(ours, theirs)} times less",
     )
 
 
