@@ -133,12 +133,19 @@ class Uploads:
         try is aborted. `dress`: further arguments of CreateMultipartUpload. Returns the upload id."""
         record = self._keys.own("uploads", ident)
         self._record_new(record, key)
-        upload_id = self._store.run(
-            f"beginning the upload of {url(self._store, key)}",
-            lambda client: str(
-                client.create_multipart_upload(Bucket=self._store.bucket, Key=key, **dress)["UploadId"]
-            ),
-        )
+        try:
+            upload_id = self._store.run(
+                f"beginning the upload of {url(self._store, key)}",
+                lambda client: str(
+                    client.create_multipart_upload(Bucket=self._store.bucket, Key=key, **dress)["UploadId"]
+                ),
+            )
+        except TierError as exc:
+            if exc.trouble is Trouble.REFUSED:
+                # Nothing was created, and the version may be skipped: who else would remove the record?
+                with suppress(TierError):
+                    self._forget(record)
+            raise
         self._write_record(record, key, upload_id)
         return upload_id
 
