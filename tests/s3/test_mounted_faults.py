@@ -147,27 +147,33 @@ def test_nothing_is_published_while_the_store_is_away(mount: S3Mount, proxy: Pro
 
 def test_what_is_refused_is_stuck_and_what_follows_waits(mount: S3Mount, proxy: Proxy, place: Bucket) -> None:
     before = place.tree()
-    fault = proxy.faults.add(key="secret", answer=(403, "AccessDenied"))
+    proxy.faults.add(key="secret", answer=(403, "AccessDenied"))
     (mount.point / "secret").write_bytes(make("secret", 1, 2 * MIB))
-    (mount.point / "after").write_bytes(b"after")
+    (mount.point / "behind").write_bytes(b"behind")
     wait_for(lambda: mount.status()["stuck"], "a stuck entry")
     stuck = mount.status()["stuck"]
     assert [entry["path"] for entry in stuck] == ["secret"]
     assert "AccessDenied" in str(stuck)
     assert place.tree() == before
-    proxy.faults.end(fault)
-    wait_for(lambda: not mount.status()["stuck"], "another try")
-    arrives(mount, {"secret": make("secret", 1, 2 * MIB), "after": b"after"})
-
-    proxy.faults.add(operation="PutObject", key="inline-secret", answer=(403, "AccessDenied"))
-    (mount.point / "inline-secret").write_bytes(b"secret")
-    (mount.point / "behind").write_bytes(b"behind")
-    wait_for(lambda: mount.status()["stuck"], "a stuck entry")
-    mount.cli("skip", mount.point / "inline-secret")
+    mount.cli("skip", mount.point / "secret")
     wait_for(lambda: place.read("behind") == b"behind", "what is behind")
-    assert (mount.point / "inline-secret").read_bytes() == b"secret"
-    (mount.point / "inline-secret").unlink()
+    assert (mount.point / "secret").read_bytes() == make("secret", 1, 2 * MIB)
+    (mount.point / "secret").unlink()
     arrives(mount, {"behind": b"behind"})
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [10, 2 * MIB])
+def test_what_is_refused_goes_when_it_is_allowed(
+    size: int, mount: S3Mount, proxy: Proxy, place: Bucket
+) -> None:
+    fault = proxy.faults.add(key="wanted", answer=(403, "AccessDenied"))
+    (mount.point / "wanted").write_bytes(make("wanted", 1, size))
+    (mount.point / "after").write_bytes(b"after")
+    wait_for(lambda: mount.status()["stuck"], "a stuck entry")
+    proxy.faults.end(fault)
+    wait_for(lambda: not mount.status()["stuck"], "another try", 60)
+    arrives(mount, {"wanted": make("wanted", 1, size), "after": b"after"})
 
 
 def test_one_name_again_and_again_at_all_sizes(mount: S3Mount, proxy: Proxy, place: Bucket) -> None:
