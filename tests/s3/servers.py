@@ -164,8 +164,21 @@ def weed(home: Path) -> Server:
     return Server(f"http://127.0.0.1:{http['s3']}", process, home, litter)
 
 
+def tidy() -> None:
+    """Take away the sockets that killed SeaweedFS servers left; their place can't be chosen."""
+    for path in Path("/tmp").glob("seaweedfs-*-grpc-*.sock"):
+        with socket.socket(socket.AF_UNIX) as one:
+            try:
+                one.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink(missing_ok=True)
+            except OSError:
+                pass
+
+
 def start_seaweed(home: Path) -> Server:
     """SeaweedFS, ready to take objects."""
+    tidy()
 
     def ready(server: Server) -> bool:
         server.client().put_object(Bucket=server.bucket("ready"), Key="ready", Body=b"ready")
