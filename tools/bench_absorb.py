@@ -51,9 +51,12 @@ class Bench:
         for dir, options in ((self.plain, "size=80%"), (self.warm, "size=80%,huge=within_size")):
             subprocess.run(["mount", "-t", "tmpfs", "-o", options, "bench", str(dir)], check=True)
         config = self.base / "ckptfs.toml"
-        config.write_text(
-            f'tier = "file://{self.tier}"\ncache_size = "{self.cache_mib}MiB"\nsettle_time = {self.settle_s}\n'
+        lines = (
+            f'tier = "file://{self.tier}"',
+            f'cache_size = "{self.cache_mib}MiB"',
+            f"settle_time = {self.settle_s}",
         )
+        config.write_text("\n".join(lines) + "\n")
         self.ckptfs("mount", str(self.mount), "--config", str(config))
         return self
 
