@@ -155,9 +155,9 @@ class Workers:
             ticks += int(fields[11]) + int(fields[12])
         return ticks / os.sysconf("SC_CLK_TCK")
 
-    async def _chunks(self, upload: Any, path: str, size: int) -> list[Digest]:
+    async def _chunks(self, upload: Any, path: str, size: int, at_once: int) -> list[Digest]:
         found: list[Digest] = []
-        lanes = trio.CapacityLimiter(PROCESSES * THREADS)
+        lanes = trio.CapacityLimiter(at_once)
 
         async def send(offset: int) -> None:
             async with lanes:
@@ -170,13 +170,13 @@ class Workers:
                 nursery.start_soon(send, offset)
         return sorted(found, key=lambda digest: digest.offset)
 
-    def upload(self, path: str, *, publish: bool = True) -> Spent:
+    def upload(self, path: str, *, publish: bool = True, lanes: int = PROCESSES * THREADS) -> Spent:
         """Send and publish a staging file; without `publish` only its parts count."""
         size, version = os.path.getsize(path), str(next(self._versions))
         key = f"m{version}".encode()
         before, started = self.cpu(), time.perf_counter()
         upload = self.ask("begin", Draft(version, key, size, PART, ATTRS))
-        digests = trio.from_thread.run(self._chunks, upload, path, size, trio_token=self._token)
+        digests = trio.from_thread.run(self._chunks, upload, path, size, lanes, trio_token=self._token)
         if publish:
             outcome = self.ask("apply", [Put(key, upload, size, ATTRS, tuple(digests), None, version)])
             assert outcome.failed is None, outcome.failed
@@ -366,7 +366,12 @@ def bench_cpu(place: Place, args: argparse.Namespace, table: Table) -> None:
             tls.mkdir()
         options = {"caps": caps} | ({"ca_bundle": str(tls / "ca.pem")} if tls is not None else {})
         with sink(tls) as endpoint, Workers(endpoint, **options) as workers:
-            (spent,) = in_turn(args.runs, lambda w=workers: w.upload(path, publish=False))  # type: ignore[misc]
+            spent, single = in_turn(
+                args.runs,
+                lambda w=workers: w.upload(path, publish=False),  # type: ignore[misc]
+                lambda w=workers: w.upload(path, publish=False, lanes=1),  # type: ignore[misc]
+            )
+        alone = statistics.median(one.cpu for one in single) / gib
         cpu = statistics.median(one.cpu for one in spent) / gib
         # Other load on the machine is charged to whoever sends: the least says most.
         least = min(one.cpu for one in spent) / gib
@@ -384,9 +389,14 @@ def bench_cpu(place: Place, args: argparse.Namespace, table: Table) -> None:
                 )
             theirs = statistics.median(one.cpu for one in plain) / gib
             other = f"plain boto3 {theirs:.2f} s/GiB, {rate(args.size_mib, median_of(plain))}"
-            table.add_row(row, f"{cpu:.2f} (least {least:.2f}) s/GiB, {speed}", other, f"{cpu / theirs:.2f}")
+            table.add_row(
+                row,
+                f"{cpu:.2f} (least {least:.2f}, one lane {alone:.2f}) s/GiB, {speed}",
+                other,
+                f"{cpu / theirs:.2f}",
+            )
         else:
-            table.add_row(row, f"{cpu:.2f} (least {least:.2f}) s/GiB, {speed}", "", "")
+            table.add_row(row, f"{cpu:.2f} (least {least:.2f}, one lane {alone:.2f}) s/GiB, {speed}", "", "")
 
 
 def bench_small(place: Place, server: Server, args: argparse.Namespace, table: Table) -> None:
