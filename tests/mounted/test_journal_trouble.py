@@ -12,7 +12,7 @@ import pytest
 
 from tests.mounted.harness import Mount, wait_for
 
-RESERVE = 2 << 20
+ROOM = 6 << 20
 LOTS = 20_000
 
 
@@ -38,7 +38,7 @@ def content(i: int) -> bytes:
 
 def fill(mount: Mount) -> int:
     """Create files until there is no room for more names in the journal. Returns how many were made."""
-    resize(mount, used(mount) + 4 * RESERVE)
+    resize(mount, used(mount) + ROOM)
     for i in range(LOTS):
         try:
             with open(mount.point / f"f{i}", "xb") as f:
