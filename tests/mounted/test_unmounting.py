@@ -200,7 +200,7 @@ def busy(what: str, path: Path) -> subprocess.Popen[str]:
 OBSTACLES = ["fsync", "fsync of a directory", "write", "ckptfs wait", "workers that hang"]
 
 
-@pytest.mark.parametrize("staging", ["memory", "disk"])
+@pytest.mark.parametrize("staging", ["memory", pytest.param("disk", marks=pytest.mark.long)])
 @pytest.mark.parametrize("obstacle", OBSTACLES)
 def test_a_second_signal_ends_at_once_whatever_waits(
     new_mount: NewMount, obstacle: str, staging: str

@@ -30,6 +30,8 @@ from tests.s3.certificates import Tls
 from tests.s3.proxy import Proxy
 from tests.s3.servers import KEY, REGION, SECRET, Server
 
+pytestmark = pytest.mark.long
+
 _numbers = itertools.count()
 
 

@@ -12,6 +12,8 @@ from rig import Rig, Session
 from tests.s3.s3_rig import s3_rig
 from tests.s3.servers import Server
 
+pytestmark = pytest.mark.long
+
 
 class TestOnMoto(TierContract):
     @pytest.fixture

@@ -11,7 +11,7 @@ from tests.s3.servers import REGION
 
 torch = pytest.importorskip("torch")
 connector = pytest.importorskip("s3torchconnector", exc_type=ImportError)
-pytestmark = NEEDS_FUSE
+pytestmark = [pytest.mark.long, NEEDS_FUSE]
 
 
 @pytest.fixture

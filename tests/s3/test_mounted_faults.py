@@ -23,6 +23,8 @@ from tests.s3.servers import Server
 from tests.s3.stranger import Bucket
 from tests.s3.wire import Request
 
+pytestmark = pytest.mark.long
+
 MIB = 1 << 20
 
 

@@ -25,6 +25,8 @@ from ckptfs.tiers.s3_scratch import Scratch
 from tests.s3.proxy import Proxy, ranking_of
 from tests.s3.servers import Server
 
+pytestmark = pytest.mark.long
+
 _numbers = itertools.count()
 
 ALL = Capabilities(crc32=True, md5=True, if_none_match=True, if_match=True, part_copy=True)

@@ -20,6 +20,8 @@ from tests.s3.faults import Faults
 from tests.s3.proxy import Proxy, ranking_of
 from tests.s3.servers import Server, client_of
 
+pytestmark = pytest.mark.long
+
 PART = 5 << 20
 LOST = (BotoCoreError, ConnectionError, HTTPClientError)
 

@@ -23,6 +23,8 @@ from tests.s3.looking import ATTRS, MIB, Place, date_of
 from tests.s3.proxy import Proxy
 from tests.s3.servers import Server
 
+pytestmark = pytest.mark.long
+
 _numbers = itertools.count()
 
 

@@ -19,6 +19,8 @@ from tests.s3.s3_rig import LEAST_PART, s3_rig
 from tests.s3.servers import Server
 from tests.s3.stranger import Bucket
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(params=["probed", "plain"])
 def s(request: pytest.FixtureRequest, seaweed: Server, tmp_path: Path) -> Iterator[Session]:

@@ -17,6 +17,8 @@ from ckptfs.tiers.s3_client import Store
 from tests.s3.s3_rig import s3_rig
 from tests.s3.servers import Server
 
+pytestmark = pytest.mark.long
+
 
 class Crash(BaseException):
     """The process ends here."""

@@ -14,6 +14,8 @@ from ckptfs.tiers.base import Applied, Kind, Link, Mkdir, Move, Op, Remove, SetA
 from tests.s3.s3_rig import LEAST_PART, s3_rig
 from tests.s3.servers import Server
 
+pytestmark = pytest.mark.long
+
 NAMES = (b"a", b"b", b"c d", b"e+")
 
 

@@ -20,6 +20,8 @@ from ckptfs.tiers.s3_uploads import Uploads
 from tests.s3.looking import ATTRS, MIB, Place, draft, stage
 from tests.s3.servers import Server
 
+pytestmark = pytest.mark.long
+
 _numbers = itertools.count()
 CHUNK = 5 * MIB
 
