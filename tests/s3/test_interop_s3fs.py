@@ -28,7 +28,11 @@ from tests.s3.interop import (
 from tests.s3.servers import KEY, SECRET
 
 S3FS = shutil.which("s3fs")
-pytestmark = [pytest.mark.long, NEEDS_FUSE, pytest.mark.skipif(S3FS is None, reason="needs s3fs (Debian: s3fs)")]
+pytestmark = [
+    pytest.mark.long,
+    NEEDS_FUSE,
+    pytest.mark.skipif(S3FS is None, reason="needs s3fs (Debian: s3fs)"),
+]
 
 
 @contextlib.contextmanager
