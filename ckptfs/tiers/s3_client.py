@@ -21,7 +21,7 @@ from botocore.exceptions import NoCredentialsError
 
 import ckptfs
 from ckptfs.tiers.base import TierError, Trouble
-from ckptfs.tiers.s3_body import Body
+from ckptfs.tiers.s3_body import Body, checks_of
 from ckptfs.tiers.s3_errors import Missing, Precondition, stale_credentials, tier_error
 from ckptfs.tiers.s3_lanes import MOST, Lane, Lanes
 
@@ -107,6 +107,15 @@ class Store:
                     raise tier_error(exc, what) from exc
                 turn.succeeded()
                 return value
+
+    def guards(self, body: bytes) -> dict[str, str]:
+        """Arguments of `put_object` that let the store notice a body that did not arrive whole: without them
+        some keep an empty object when the sender dies in between."""
+        if self.capabilities.crc32:
+            return {"ChecksumCRC32": checks_of(body).crc32}
+        if self.capabilities.md5:
+            return {"ContentMD5": checks_of(body, md5=True).md5}
+        return {}
 
     def each_endpoint(
         self, what: str, job: Callable[[Any], T], patience: float

@@ -122,7 +122,8 @@ class Site:
         """PutObject; returns the token."""
 
         def ask(client: Any) -> str:
-            answer = client.put_object(Bucket=self.store.bucket, Key=key, Body=body, **more)
+            guards = self.store.guards(body)
+            answer = client.put_object(Bucket=self.store.bucket, Key=key, Body=body, **guards, **more)
             return str(answer["ETag"]).strip('"')
 
         return self.store.run(f"{what} {self.url(key)}", ask)

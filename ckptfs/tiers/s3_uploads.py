@@ -304,12 +304,15 @@ class Uploads:
         self._write_record(record, key, "")
 
     def _write_record(self, record: str, key: str, upload_id: str, **more: str) -> None:
+        body = key.encode()
+        guards = self._store.guards(body)
         self._store.run(
             f"recording the upload of {url(self._store, key)}",
             lambda client: client.put_object(
                 Bucket=self._store.bucket,
                 Key=record,
-                Body=key.encode(),
+                Body=body,
+                **guards,
                 Metadata={_NAMED: upload_id} if upload_id else {},
                 ContentType=FILE_TYPE,
                 **more,
