@@ -237,7 +237,7 @@ def test_R8_a_move_killed_at_any_moment_goes_on(seaweed: Server, rig: Rig, s: Se
                 moving.stdin.write("\n")
                 moving.stdin.flush()
                 try:
-                    moving.wait(chance.uniform(0.02, 0.4) if kills < 6 else 60)
+                    moving.wait(chance.uniform(0.01, 0.12) if kills < 6 else 60)
                 except subprocess.TimeoutExpired:
                     moving.kill()
                     moving.wait()
@@ -254,7 +254,7 @@ def test_R8_a_move_killed_at_any_moment_goes_on(seaweed: Server, rig: Rig, s: Se
     assert "failed=None" in answer
     assert "conflict=False" in answer
     assert watcher.wrong == []
-    assert kills > 1
+    assert kills
     assert {name: place.read(f"dst/{name}".encode()) for name in names} == contents
     assert keys(s, b"src") == set()
     assert keys(s, b"dst/") == {f"dst/{name}" for name in names} | {"dst/empty/"}
