@@ -59,7 +59,8 @@ def check(paths: MountPaths, cache_dir: str) -> None:
 
 
 def _staged(journal_path: Path) -> int:
-    """How many files a journal holds that are not on the tier. None is there after a reboot."""
+    """How many files a journal holds that are not on the tier, or are there and must go. It is not there
+    after a reboot, if it was in memory."""
     if not journal_path.exists():
         return 0
     journal = Journal(journal_path)
@@ -68,4 +69,4 @@ def _staged(journal_path: Path) -> int:
     finally:
         journal.close()
     unsealed = {i.ino for i in state.inodes.values() if i.unsealed or i.held}
-    return len({e.inode.ino for e in state.log.values()} | unsealed)
+    return len({e.inode.ino for e in state.log.values()} | unsealed) + len(state.graves)

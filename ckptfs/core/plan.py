@@ -140,13 +140,15 @@ class Planner:
         jobs: list[Job] = []
         small: list[Entry] = []
         small_bytes = 0
+        bound = self.traits.bound
         ahead = Ahead(self.state)
         for e in islice(self.state.log.values(), LOOK_AHEAD):
             if len(jobs) >= limit:
                 break
-            astray = self._astray(e, ahead)
+            astray = bound and self._astray(e, ahead)
             if e.kind != EntryKind.PUT or (e.complete and not astray):
-                ahead.passed(e)
+                if bound:
+                    ahead.passed(e)
                 continue
             if not hurry and 0 <= now - e.first_at < self.settle_s:
                 break
@@ -159,7 +161,7 @@ class Planner:
             if e.length <= self.traits.inline_bytes:
                 e.upload = INLINE
                 self.state.touch_entry(e)
-            elif e.length <= SMALL and not self.traits.bound:
+            elif e.length <= SMALL and not bound:
                 if not e.in_flight and e.upload is None:
                     small.append(e)
                     small_bytes += e.length
@@ -168,7 +170,7 @@ class Planner:
                     jobs.append(Small(tuple(small)))
                     small, small_bytes = [], 0
             elif e.upload is None:
-                if not e.in_flight and not (self.traits.bound and ahead.concerns(e)):
+                if not e.in_flight and not (bound and ahead.concerns(e)):
                     e.in_flight.add(BEGINNING)
                     jobs.append(Begin(e, ahead.path(e)))
             else:
@@ -178,7 +180,8 @@ class Planner:
                     if offset not in e.sent and offset not in e.in_flight:
                         e.in_flight.add(offset)
                         jobs.append(Chunk(e, offset, min(e.chunk, e.length - offset)))
-            ahead.passed(e)
+            if bound:
+                ahead.passed(e)
         if small:
             jobs.append(Small(tuple(small)))
         return jobs
@@ -191,8 +194,7 @@ class Planner:
     def _astray(self, e: Entry, ahead: Ahead) -> bool:
         """Whether its upload belongs to a name that it does not go to any more."""
         return (
-            self.traits.bound
-            and e.upload is not None
+            e.upload is not None
             and e.upload != INLINE
             and not e.frozen
             and bound_path(e.upload) != ahead.path(e)

@@ -29,6 +29,8 @@ class Publisher:
         self._rescue = rescue
         self._tries = 0
         self.retry_at = 0.0
+        self._unpaid = 0
+        """Bytes of the last batch that the bandwidth limit has not heard of."""
         self.stuck_removals: dict[int, tuple[Node, str, float]] = {}
         """Removals the tier refuses: node, message, and since when (seconds since the epoch)."""
         self._avoid: dict[int, float] = {}
@@ -84,12 +86,15 @@ class Publisher:
         hub, order = self.hub, self.hub.core.order
         if time.monotonic() < self.retry_at:
             return False
+        if self._unpaid:  # not between the decision and its application
+            await hub.limiter.take(self._unpaid)
+            self._unpaid = 0
         batch = order.next_batch()
         hub.commit()
         if batch is None or hub.behind:
             return False
         entries, ops = batch
-        await hub.limiter.take(sum(op.size for op in ops if isinstance(op, Put) and op.upload == INLINE))
+        self._unpaid = sum(op.size for op in ops if isinstance(op, Put) and op.upload == INLINE)
         with contextlib.ExitStack() as pins:
             outcome = await self._apply(
                 [self._with_bytes(op, e, pins) for op, e in zip_longest(ops, entries)]

@@ -12,12 +12,10 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from base64 import b64encode
 from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from hashlib import md5
 from typing import Any, TypeVar
 
 from ckptfs.tiers.base import RESERVED, Attrs, Kind, TierError, Trouble
@@ -231,13 +229,11 @@ def _get(store: Store, key: str, decoded: Callable[[bytes], T], token: str = "")
 
 
 def _put(store: Store, key: str, data: bytes, what: str) -> None:
-    more = {}
-    if store.capabilities.md5:
-        more["ContentMD5"] = b64encode(md5(data, usedforsecurity=False).digest()).decode()
+    guards = store.guards(data)
     store.run(
         f"{what} {url(store, key)}",
         lambda client: client.put_object(
-            Bucket=store.bucket, Key=key, Body=data, ContentType=FILE_TYPE, **more
+            Bucket=store.bucket, Key=key, Body=data, ContentType=FILE_TYPE, **guards
         ),
     )
 
